@@ -24,8 +24,8 @@ BENCHMARKS = {
   'episodes': 'episodes of several turns with slow and with instant environments: busy slots',
   'grading': 'responses graded per second',
   'buffer': "the replay buffer at a fraction of the paper's scale: time and memory",
-  'start': 'a start with a large file of questions, before and after it is prepared',
-  'report': "a run's page, for a fraction of the paper's steps: size, time and memory",
+  'start': 'two starts with a large file of questions: the first prepares it, the second reuses it',
+  'report': "a run's HTML page, for a fraction of the paper's steps: size, time and memory",
   'smoke': 'a complete run of train --config=smoke',
 }
 SIZES = ('tiny', 'small', 'large')

@@ -55,9 +55,9 @@ def _measure_saving(config: replay.ReplayConfig, scale: float, workdir: str) -> 
     Figure('draw', 1e3 * draw, 'ms'),
     Figure('record', 1e3 * record, 'ms'),
     Figure('first save', first, 's', f'training waits {first_wait:.2g} s'),
-    Figure('its memory', 1e-9 * memory, 'GB', 'in addition to the buffer'),
+    Figure('first save, memory', 1e-9 * memory, 'GB', 'in addition to the buffer'),
     Figure('second save', second, 's', f'training waits {second_wait:.2g} s'),
-    Figure('it writes', 1e-9 * _written(workdir), 'GB', 'files that the first save lacks'),
+    Figure('second save, written', 1e-9 * _written(workdir), 'GB', 'not shared with the first'),
   ]
 
 
@@ -69,7 +69,7 @@ def _measure_restoring(workdir: str) -> list[Figure]:
   memory = peak_bytes() - before - _size(buffer)
   return [
     Figure('restore', seconds, 's'),
-    Figure('its memory', 1e-9 * memory, 'GB', 'in addition to the buffer'),
+    Figure('restore, memory', 1e-9 * memory, 'GB', 'in addition to the buffer'),
   ]
 
 

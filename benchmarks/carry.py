@@ -1,4 +1,4 @@
-"""Partial rollouts: whole steps with and without them, measured in turns.
+"""Whole steps with and without partial rollouts, measured alternately.
 
 A step converts the parameters to the decode layout, runs a rollout, and runs an update. Both arms
 draw the same groups.
@@ -16,7 +16,8 @@ from exgrpo_jax.experiment.experiment import update_spec
 from exgrpo_jax.learner import gradients, optimizer
 from exgrpo_jax.policy import model
 
-# First steps, not measured: until the state is steady, or until programs are compiled.
+# Steps before measuring: with partial rollouts until staleness is steady, and without them until
+# the programs are compiled.
 _FIRST_STEPS = {True: 9, False: 2}
 
 

@@ -138,7 +138,7 @@ class Bench:
     """Measure the bytes per second that a device reads and writes in a plain copy."""
     size = 2**27 if sharding.platform() == 'cpu' else 2**31
     array = jnp.zeros(size // 4, jnp.int32)
-    copy = jax.jit(lambda x: x ^ 1)  # XLA would optimise a plain copy away
+    copy = jax.jit(lambda x: x ^ 1)  # XLA would optimize a plain copy away
     [seconds] = in_turns(3, lambda: copy(array))
     return 2 * size / seconds
 

@@ -1,4 +1,4 @@
-"""The fused loss compared with the two that it replaces: time, temporary memory, gradients."""
+"""The fused loss compared with two simpler implementations: time, temporary memory, gradients."""
 
 import functools
 

@@ -1,6 +1,6 @@
 """The HTML page of a long run: its size, and the time and memory to write it.
 
-A short run is trained. Its steps and their questions are repeated to reach the paper's numbers.
+The benchmark trains a short run, and repeats its steps and questions up to the paper's numbers.
 """
 
 import json
@@ -19,7 +19,7 @@ from exgrpo_jax.reporting import metrics, report, step_records
 
 _STEPS, _ROWS = 700, 1024  # the paper's numbers of steps, and of responses per step
 _FILE_STEPS = step_records.STEPS_PER_FILE
-# Limits of a page, which should be small enough to email.
+# Limits for a page, which should be small enough to email.
 _MAX_PAGE, _MAX_MEMORY = 15, 1000  # MB
 _SHORT = 4  # steps
 

@@ -1,4 +1,4 @@
-"""Rollouts of consecutive steps by the real scheduler, with scripted response lengths."""
+"""Rollouts of consecutive steps with the real scheduler and scripted response lengths."""
 
 import dataclasses
 import itertools

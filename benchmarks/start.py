@@ -31,7 +31,7 @@ def measure(bench: Bench) -> list[Figure]:
   return [
     Figure('first start', first, 's', f'{rows:,} questions'),
     Figure('second start', second, 's'),
-    Figure('its memory', 1e-6 * memory, 'MB', 'growth of the peak memory'),
+    Figure('second start, memory', 1e-6 * memory, 'MB', 'growth of the peak memory'),
     Figure('questions of a step', 1e3 * step, 'ms'),
   ]
 

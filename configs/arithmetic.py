@@ -3,8 +3,8 @@
 exgrpo train --config=arithmetic --workdir=/tmp/arithmetic
 For plain GRPO, add --config.replay.ratio=0.
 Over 3 seeds, held-out pass@1 at temperature 1 is .26 to .27 after the warm start and .80 to .92 at
-the end. Plain GRPO ends at .83 to .90 and uses twice as many fresh questions. Written steps are
-valid as often as answers are correct. See docs/results.md for a table of results.
+the end. Plain GRPO ends at .83 to .90 and uses twice as many fresh questions. The written steps are
+valid as often as the answers are correct. See docs/results.md for a table of results.
 """
 
 from exgrpo_jax.configs import base

@@ -1,7 +1,7 @@
 """ExGRPO on sums of large numbers with a calculator, in episodes of up to six turns.
 
 exgrpo train --config=calculator --workdir=/tmp/calculator
-The warm start learns from a player who sometimes stops early and sometimes copies a wrong number.
+The warm start imitates a player who sometimes stops early and sometimes copies a wrong number.
 After the warm start, training takes half a minute on two cores. In the study `episodes` (eight
 seeds, learning rate 2e-4, replay from the first step, fresh rows unclipped), pass@1 went from .23
 to .47 (.45 to .50).

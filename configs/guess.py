@@ -2,7 +2,7 @@
 
 exgrpo train --config=guess --workdir=/tmp/guess
 For plain GRPO, add --config.replay.ratio=0.
-The warm start learns from a player who forgets all previous answers in a quarter of the turns.
+The warm start imitates a player who forgets all previous answers in a quarter of the turns.
 After the warm start, training takes half a minute on two cores. In the study `episodes` (eight
 seeds, replay from the first step, fresh rows unclipped), pass@1 went from .42 to .53 (.48 to .58).
 """

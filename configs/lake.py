@@ -2,7 +2,7 @@
 
 exgrpo train --config=lake --workdir=/tmp/lake
 exgrpo train --config=lake:6 --workdir=/tmp/lake_6
-Successes are rarer on larger maps (4, 5 or 6 squares per side). The warm start learns from a player
+Successes are rarer on larger maps (4, 5 or 6 squares per side). The warm start imitates a player
 who sometimes strays.
 After the warm start, training takes one to two minutes on two cores. In the study `lake` (five
 seeds, learning rate 4e-4, replay from the first step, fresh rows unclipped), pass@1 went from .22
@@ -29,7 +29,7 @@ def get_config(side='4'):
   config.data.train = f'lake:train_{side}'
   config.data.evaluation = (f'lake:test_{side}[:200]',)
   config.warm_start.update(
-    # With more updates, the policy memorizes the smallest maps' 1,200 episodes, strays included.
+    # With more updates, the policy memorizes the smallest maps' 1,200 episodes, including strays.
     dict(num_updates=250, batch_size=32, data=f'lake:pretraining_{side}')
   )
   return config

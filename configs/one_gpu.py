@@ -52,9 +52,9 @@ MAX_RESPONSE = {'gsm8k': 1024, 'math': 3072}  # tokens
 SYSTEM = 'Reason step by step, and put the final answer inside \\boxed{}.'
 
 LORA = 'LoRA'
-# (slots, tokens per microbatch, training). `capacity --device=… --fit` finds slots and tokens. The
-# whole model is trained with AdamW's moments in float32, or in bfloat16 if float32 does not fit. If
-# neither fits, LoRA adapters are trained.
+# (slots, tokens per microbatch, training). `capacity --device=… --fit` computes slots and tokens.
+# Training covers the whole model, with AdamW's moments in float32, or in bfloat16 if float32 does
+# not fit. If neither fits, it covers only LoRA adapters.
 FITS = {
   ('qwen2_5_0_5b', 't4', 'gsm8k'): (64, 12288, 'float32'),
   ('qwen2_5_0_5b', 't4', 'math'): (32, 7168, 'float32'),

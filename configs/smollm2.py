@@ -13,10 +13,10 @@ Results for one seed: avg@4 at temperature 1 on held-out questions, before train
 A run of the same seed with a later version, on a CPU with AVX512_BF16, had .085 (.052 to .135) on
 sums after 20 steps and .117 (.070 to .190) after 40. Single runs can differ that much.
 So on products, training only makes sampling more reliable, as far as 16 questions can show. The
-entropy falls from 1.8 to .2. Part of the gain is due to brevity: the share of truncated responses
-falls from .53 to .01. With a learning rate of 3e-6, the score was .048 after 25 steps. We did not
-run GRPO for comparison. The study `smollm2` compares both methods and shows no gain from replay for
-the same number of tokens (docs/results.md).
+entropy falls from 1.8 to .2. Part of the gain comes from shorter responses: the share of truncated
+responses falls from .53 to .01. With a learning rate of 3e-6, the score was .048 after 25 steps. We
+did not run GRPO for comparison. The study `smollm2` compares both methods and shows no gain from
+replay at an equal number of tokens (docs/results.md).
 """
 
 from exgrpo_jax.configs import base

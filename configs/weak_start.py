@@ -3,8 +3,8 @@
 exgrpo train --config=weak_start --workdir=/tmp/weak_start
 For GRPO, add --config.replay.ratio=0 --config.optimizer.learning_rate=2e-4.
 The base policy solves one in twenty chains of nine terms. This config is the arm `normalised` of
-the study replay_pays_again at start `weak`. Over the first 220 thousand generated tokens, with
-sixteen seeds, mean pass@1 is .486, compared with .413 for GRPO. After 40 steps, both reach .72
+the study replay_pays_again with the start `weak`. Averaged over the first 220,000 generated tokens
+and sixteen seeds, pass@1 is .486, compared with .413 for GRPO. After 40 steps, both reach .72
 (docs/results.md). Training takes half a minute on two cores.
 """
 

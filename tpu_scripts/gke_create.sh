@@ -9,7 +9,7 @@ capacity=--on-demand
 [[ $SPOT == no ]] || capacity=--spot
 run xpk cluster create --cluster="$CLUSTER" --project="$PROJECT" --zone="$ZONE" \
   --tpu-type="$ACCELERATOR_TYPE" --num-slices=1 "$capacity" --enable-gcsfuse-csi-driver
-# These are the options that worker.sh uses on TPU VMs. It explains why.
+# worker.sh uses the same options on TPU VMs, and explains them.
 mount_options='metadata-cache:ttl-secs:0,metadata-cache:negative-ttl-secs:0'
 mount_options+=',write:enable-streaming-writes:false'
 run xpk storage attach exgrpo-bucket --cluster="$CLUSTER" --project="$PROJECT" --zone="$ZONE" \

@@ -31,7 +31,7 @@ node_state_command() {
     --format='value(state)'
 }
 
-# check_node: sets `state` to the state that gcloud reports, and `stage` to its meaning here.
+# check_node: sets `state` to the state that gcloud reports, and `stage` to one of these values.
 #
 # none: there is no queued resource. waiting: it is being provisioned or removed. ready: ssh
 # works. gone: it has lost its VMs and must be deleted. failed: it will never be provisioned.

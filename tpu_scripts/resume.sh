@@ -4,9 +4,9 @@
 # any time.
 #
 # Training is done when it exits with code 0 on every worker. Exit code 2 means that training has
-# rejected its input, such as a wrong flag or file, or has broken down. It would do so again, so the
-# loop ends. Exit codes from before the start of this script don't count, because the variables may
-# have changed since then: training is launched again. Before the script requests a slice, it checks
+# rejected its input, such as a wrong flag or file, or has broken down. A restart would end in the
+# same way, so the loop ends. If training had exited before this script started, the script launches
+# it again, because the variables may have changed. Before the script requests a slice, it checks
 # the config on this machine. This check needs neither the data nor the weights.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
@@ -38,15 +38,15 @@ restart_training() {
 [[ $dry_run == no ]] || say '# Check the config on this machine.'
 check_config
 if [[ $dry_run == yes ]]; then
-  say '# One round, as after a preemption. Check the slice, and delete what is left of it:'
+  say '# One round, as after a preemption. Check the slice, and delete what is left of it.'
   show_node_checks
   delete_node
-  say '# request another one and wait for it;'
+  say '# Request another slice, and wait for it.'
   request_node
   show_node_checks
-  say '# set it up and launch training;'
+  say '# Set it up, and launch training.'
   restart_training
-  say "# check the slice and training every $POLL_SECONDS seconds."
+  say "# Check the slice and training every $POLL_SECONDS seconds."
   show_node_checks
   on_workers all "$status_command"
   list_checkpoints

@@ -63,5 +63,5 @@ CLUSTER=''
 # GKE only: the image that provides Python. This tree is installed in it when a pod starts.
 DOCKER_IMAGE='python:3.12'
 
-# GKE only: how many times the workload is restarted in total, including after preemptions.
+# GKE only: the maximum number of restarts of the workload, including restarts after preemptions.
 MAX_RESTARTS=50

@@ -4,8 +4,8 @@ exgrpo evaluate --suite=paper --model=Qwen2.5-Math-1.5B --name='Base model' \
     --config=qwen2_5_math_1_5b --out=/tmp/table
 exgrpo evaluate --suite=paper --checkpoint=/tmp/run --name=ExGRPO --out=/tmp/table
 The files are the authors' test sets, in the folder ExGRPO/data of github.com/ElliottYan/LUFFY. In
-these files, AIME and AMC list each question 32 times. Use `--data` to read other files. We assume
-that MMLU-Pro's source is called mmlu_pro, like the authors' file. We did not have that file.
+these files, AIME and AMC list each question 32 times. Use `--data` to read other files. We did not
+have the authors' file for MMLU-Pro, and assume that its source is called mmlu_pro, like the file.
 """
 
 from exgrpo_jax.reporting.benchmark_table import Benchmark, Suite

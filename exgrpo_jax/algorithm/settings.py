@@ -49,7 +49,7 @@ class ReplayConfig:
   trajectory_selection: str = setting(
     'lowest_entropy',
     trajectory_rules.RULES,
-    "the rule that picks which of a question's stored successes to replay",
+    "the rule that picks one of a question's stored successes to replay",
     PAPER,
   )
   store: str = setting(
@@ -91,7 +91,7 @@ class ReplayConfig:
     (0.0, 1.0),
     None,
     'record a group with successes if its correctness is above the first number and at most the '
-    'second; a question solved in full retires regardless of this range',
+    'second; a fully solved question retires regardless of this range',
     AUTHORS,
   )
   max_trajectories: int = setting(
@@ -130,7 +130,11 @@ class ObjectiveConfig:
   """Loss settings: token terms, ratio bounds and normalization."""
 
   clip_schedule: str = setting(
-    'until_replay', ('until_replay', 'always', 'never'), 'when fresh ratios are clipped', AUTHORS
+    'until_replay',
+    ('until_replay', 'always', 'never'),
+    'when fresh ratios are clipped: in steps before replay starts (until_replay), in all steps '
+    '(always), or never',
+    AUTHORS,
   )
   clip_epsilon: float = setting(
     0.2, '(0, 1)', 'fresh ratios are clipped to at least 1 - clip_epsilon', AUTHORS
@@ -198,9 +202,9 @@ class ObjectiveConfig:
     'group',
     advantages.BASELINES,
     "the baseline of a fresh row's advantage: the mean reward of its group (group), of the "
-    "group's fresh rows only (fresh), or of the question's fresh rows in all steps, where each "
-    'further visit halves the weight of all earlier visits (history, arXiv:2603.18444); history is '
-    'also the baseline of replayed rows',
+    "group's fresh rows only (fresh), or of the question's fresh rows in all steps (history, "
+    'arXiv:2603.18444). With history, each visit halves the weight of all earlier visits, and '
+    'replayed rows use the same baseline',
     PAPER,
   )
   replay_advantage: str = setting(
@@ -214,9 +218,9 @@ class ObjectiveConfig:
   m2po_threshold: float = setting(
     float('inf'),
     '(0, inf]',
-    'among the replayed tokens whose ratio has moved in the direction of their advantage, drop '
-    "those with the largest (log w)^2 until the mean of (log w)^2 over the step's remaining tokens "
-    'of this kind is at most this value (M2PO uses 0.04)',
+    "limit on the mean of (log w)^2 over the step's replayed tokens whose ratio has moved in the "
+    'direction of their advantage; the tokens with the largest (log w)^2 are dropped until the '
+    'mean is within the limit (M2PO uses 0.04)',
     PAPER,
   )
   normalize_std: str = setting(
@@ -229,15 +233,15 @@ class ObjectiveConfig:
   aggregation: str = setting(
     'constant',
     ('constant', 'token_mean', 'sequence_mean'),
-    'the normalization of the sum over tokens',
+    "the weight of a token's term: 1 / (rows x max_response) (constant), 1 / (tokens in the "
+    'minibatch) (token_mean), or 1 / (rows x tokens in its row) (sequence_mean)',
     AUTHORS,
   )
   mask_truncated: bool = setting(
     False,
     None,
     'leave truncated responses out of the loss, and do not store them for replay (DAPO, '
-    'arXiv:2503.14476). Their rewards still count in the mean and the '
-    'standard deviation of their group',
+    'arXiv:2503.14476). Their rewards still affect the mean and standard deviation of their group',
   )
   entropy_bonus: float = setting(
     1e-4,
@@ -248,8 +252,8 @@ class ObjectiveConfig:
   balance_coefficient: float = setting(
     0.0,
     '[0, inf)',
-    'for mixture-of-experts models: the weight of the load-balancing loss, which is computed per '
-    'row and layer, averaged over tokens, and equal to 1 for an even load (arXiv:2412.19437)',
+    'mixture-of-experts models: the weight of the load-balancing loss, which is computed per row '
+    'and layer, averaged over tokens, and equal to 1 for an even load (arXiv:2412.19437)',
   )
   kl_coefficient: float = setting(
     0.0, '[0, inf)', 'the coefficient of KL(policy, reference), estimated with k3', AUTHORS

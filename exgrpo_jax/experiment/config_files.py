@@ -1,6 +1,6 @@
 """Config files, found by name or path, and their command-line overrides.
 
-Mistakes are rejected here, before absl and ml_collections parse the same command line. These
+Mistakes raise InputError here, before absl and ml_collections parse the same command line. These
 libraries raise errors of many types, some only when a value is used.
 """
 
@@ -36,9 +36,9 @@ def shipped_names(package: str) -> list[str]:
 
 
 def shipped_path(value: str, package: str, flag: str) -> str:
-  """Resolve a path or the name of a file in `package` to a path.
+  """Return the path of a config file, given its path or its name in `package`.
 
-  `flag` is 'config', 'sweep' or 'suite': the flag's name and, in messages, the kind of file.
+  `flag` is 'config', 'sweep' or 'suite'. Messages use it as the flag and as the kind of file.
   Raises InputError if the file does not exist.
   """
   if not value.endswith('.py') and os.sep not in value:
@@ -62,7 +62,7 @@ def shipped_path(value: str, package: str, flag: str) -> str:
 
 
 def config_path(value: str) -> str:
-  """Resolve a config name to its path. Keeps the get_config argument after a colon."""
+  """Resolve a config name to its path. Keeps the argument of get_config, which follows a colon."""
   file, colon, argument = value.partition(':')
   return shipped_path(file, CONFIGS, 'config') + colon + argument
 
@@ -101,9 +101,7 @@ def resolved(argv: Sequence[str]) -> list[str]:
       path = config_path(value)
       arg = f'{name}={path}'
     elif not path and _overridden_key(arg):
-      raise InputError(
-        f'{arg}: this overrides a setting of --config, so --config must come before it.'
-      )
+      raise InputError(f'{arg}: this flag overrides a setting of --config. Put --config before it.')
     follows = arg in ('-config', '--config')
     changed.append(arg)
   if path:
@@ -116,9 +114,9 @@ def resolved(argv: Sequence[str]) -> list[str]:
 
 
 def load(path: str) -> ConfigDict:
-  """Read the ConfigDict of a config file. InputErrors point to the failing line of the file.
+  """Run a config file and return its ConfigDict. InputErrors point to the failing line.
 
-  In `path`, the text after a colon is passed to get_config.
+  If `path` contains a colon, the text after it is passed to get_config.
   """
   returned = 'a ConfigDict, as configs/smoke.py does'
   file, *argument = path.split(':', 1)
@@ -126,7 +124,7 @@ def load(path: str) -> ConfigDict:
 
 
 def load_config(name: str | os.PathLike, overrides: Mapping[str, Any] | None = None) -> ConfigDict:
-  """Read a config by name or path, with overrides by dotted key.
+  """Load a config by name or path, and apply the overrides (dotted key -> value).
 
   Raises InputError if the config or a setting doesn't exist, or if a value is not allowed.
   """

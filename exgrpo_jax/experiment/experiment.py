@@ -1,6 +1,6 @@
 """An experiment: a checked config with its tokenizer, meshes and model shape.
 
-Other functions load the experiment's weights and questions and build the spec of its updates.
+The other functions load its weights and questions, and build the spec of its updates.
 """
 
 import dataclasses
@@ -29,7 +29,7 @@ from exgrpo_jax.runtime import activity, compilations, hosts, hub, machine
 from exgrpo_jax.runtime.workdir import read_config, stored_dtype
 
 TOKENIZER_TEXTS = 20_000  # maximum number of questions whose text trains a tokenizer
-# In a warm start's folder: the settings that its result depends on; written last.
+# A file in a warm start's folder: the settings that determined its result. Written last.
 ORIGIN = 'origin.json'
 
 
@@ -67,9 +67,9 @@ def with_folders(parsed: RunConfig, model: str) -> RunConfig:
 
 
 def with_dtype(parsed: RunConfig, workdir: str = '', platform: str = '') -> RunConfig:
-  """Replace a `model.dtype` of 'auto' in the config. All hosts must call this.
+  """Resolve a `model.dtype` of 'auto' in the config. All hosts must call this.
 
-  The run in `workdir` keeps its dtype, and a new run takes it from the warm start that it reuses.
+  The run in `workdir` keeps its dtype, and a new run that reuses a warm start takes its dtype.
   Otherwise, the dtype depends on the `platform` that the model will run on (JAX's backend if '').
   """
   if parsed.model.dtype != 'auto':
@@ -118,9 +118,9 @@ def open_experiment(values: ConfigDict, workdir: str) -> Experiment:
   vocab_size = shape.vocab_size or text_tokenizer.vocab_size
   if vocab_size < text_tokenizer.vocab_size and not parsed.model.path:
     raise InputError(
-      f"config.model.vocab_size={vocab_size}: the value must be at least the tokenizer's "
-      f'{text_tokenizer.vocab_size}, because every token needs an embedding. Increase the value, '
-      "or set it to 0 to use the tokenizer's size."
+      f'config.model.vocab_size={vocab_size}: the tokenizer has {text_tokenizer.vocab_size} '
+      'tokens, and every token needs an embedding. Increase the value, or set it to 0 to use the '
+      "tokenizer's size."
     )
   compilations.keep(compilations.folder(parsed.compilation_cache, workdir))
   meshes = sharding.make_meshes(parsed.mesh)
@@ -214,7 +214,7 @@ def load_questions(experiment: Experiment, spec: str) -> QuestionSet:
 
 
 def check_embedded(experiment: Experiment, rows: Iterable[np.ndarray], text: str) -> None:
-  """Raise InputError if a token in these rows has no embedding. `text` says what a row is.
+  """Raise InputError if a token in these rows has no embedding. `text` names a row in the error.
 
   A checkpoint's tokenizer may have more tokens than its model, such as Gemma 3 1B's image token.
   """
@@ -225,8 +225,8 @@ def check_embedded(experiment: Experiment, rows: Iterable[np.ndarray], text: str
     if missing := [int(token) for token in token_T if token >= vocab_size]:
       raise InputError(
         f'{text} contains {tokenizer.decode(missing[:1], special=True)!r}, which is token '
-        f'{missing[0]}, but {experiment.model_name} has only {vocab_size} embeddings. Remove it '
-        'from the text, or choose a model that has this token.'
+        f'{missing[0]}, but {experiment.model_name} has only {vocab_size} embeddings. Remove the '
+        'token from the text, or choose a model that has an embedding for it.'
       )
 
 
@@ -316,8 +316,8 @@ def _open_tokenizer(parsed: RunConfig, workdir: str) -> Tokenizer:
 
 
 def _tokenizer_data(parsed: RunConfig) -> str:
-  """Return the data spec whose text trains the tokenizer.
+  """Return the spec of the data that the tokenizer is trained on.
 
-  With a warm start, config.data.train plays no role, so that different runs can share a warm start.
+  With a warm start, config.data.train has no effect, so that different runs can share a warm start.
   """
   return parsed.warm_start.data if parsed.warm_start.num_updates else parsed.data.train

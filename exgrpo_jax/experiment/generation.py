@@ -103,7 +103,7 @@ def make_sampler(
     prompts=parsed.prompt,
     seed=seed,
     purpose=purpose,
-    # Drafts depend on which texts exist already, so the order of replies would affect rounding.
+    # Drafts are copied from existing texts, so the order of replies would affect rounding.
     in_order=parsed.rollout.partial or parsed.rollout.drafts != '0' or hosts.are_several(),
   )
 

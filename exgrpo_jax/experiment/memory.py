@@ -1,4 +1,4 @@
-"""Memory that a run needs: rejecting configs that cannot fit, explaining out-of-memory errors."""
+"""Estimates of a run's memory, to reject configs that do not fit and explain memory errors."""
 
 import dataclasses
 import math
@@ -13,10 +13,10 @@ from exgrpo_jax.policy import model
 from exgrpo_jax.rollout import settings
 from exgrpo_jax.runtime import machine
 
-# Per token of a step's rows: token, mask, log-probability and weight, 4 bytes each.
+# Bytes per token of a step's rows: token, mask, log-probability and weight, 4 bytes each.
 _BATCH_BYTES = 16
-# Per parameter: the parameter and its gradient in float32, and AdamW's two moments by their dtype.
-# With LoRA, only the frozen base in bfloat16.
+# Bytes per parameter: the parameter and its gradient in float32, and AdamW's two moments, whose
+# dtype is the key. With LoRA, only the frozen base in bfloat16 counts.
 _TRAINED_BYTES, _FROZEN_BYTES = {'float32': 8 + 8, 'bfloat16': 8 + 4}, 2
 
 

@@ -76,8 +76,8 @@ def config_values(
 ) -> ConfigDict:
   """Return a config for sampling: a copy of `given`, the run's config, or a config for the model.
 
-  `max_response` is for `suited_to`. Raises InputError if the run's model, LoRA, tokenizer or prompt
-  settings differ from `given`.
+  `max_response` is passed to `suited_to`. Raises InputError if the run's model, LoRA, tokenizer or
+  prompt settings differ from `given`.
   """
   values: Any = copy.deepcopy(given)
   if values:
@@ -97,7 +97,7 @@ def config_values(
 
 
 def run_config(workdir: str) -> ConfigDict:
-  """Read a run's config, with the default meshes if its meshes do not fit this machine's devices.
+  """Read a run's config, and use the default meshes if its meshes do not fit this machine.
 
   Raises InputError if the folder isn't a run with a checkpoint.
   """
@@ -130,7 +130,7 @@ def _is_model(values: Mapping[str, Any]) -> bool:
 
 
 def suited_to(path: str, max_response: int | None = None) -> ConfigDict:
-  """Make a sampling config with slots that fit in _CACHE_BYTES and, if given, `max_response`."""
+  """Make a model's sampling config. Its slots fit in _CACHE_BYTES."""
   values: Any = base_config()
   values.model.update(path=path, dtype='auto')
   folder = hub_checkpoint.folder(path, '--model')

@@ -47,8 +47,8 @@ class ModelConfig(model.ShapeConfig):
     'bfloat16',
     ('auto', 'float32', 'bfloat16'),
     'dtype of activations; parameters are float32. auto means bfloat16 on accelerators and on CPUs '
-    'with bfloat16 instructions (AMX, AVX512_BF16), float32 on other CPUs; a run, or a warm start '
-    'that is reused, keeps its dtype on any machine',
+    'with bfloat16 instructions (AMX, AVX512_BF16), and float32 on other CPUs. A run or a reused '
+    'warm start keeps its dtype on any machine',
   )
 
 
@@ -62,7 +62,7 @@ class WarmStartConfig:
   learning_rate: float = setting(
     1e-3,
     '[0, inf)',
-    'peak learning rate; warms up, then decays to 0; a pretrained model needs about 1e-5',
+    'peak learning rate, after warm-up and before decay to 0; a pretrained model needs about 1e-5',
   )
   stop_at_pass_rate: float = setting(
     1.0,
@@ -120,7 +120,7 @@ class EvaluationConfig:
     (),
     verifier.REQUIREMENTS,
     "parts that a correct response must contain: '</think>' (think, only if prompts end in "
-    "'<think>'), \\boxed{...} (box); the paper requires both; training uses config.verifier",
+    "'<think>'), \\boxed{...} (box); the paper requires both. For training, see config.verifier",
   )
 
   @property
@@ -225,10 +225,10 @@ class RunConfig:
 
 
 def steps_of(num_epochs: float, num_questions: int, per_step: int) -> int:
-  """Return the number of steps in `num_epochs` epochs of `num_questions`, `per_step` at a time.
+  """Return the number of steps in `num_epochs` epochs over `num_questions`, `per_step` per step.
 
-  An epoch's last step may also read the next epoch's first questions. The calculation uses
-  decimal numbers, because in binary floating point, .07 * 100 is above 7.
+  An epoch's last step may also read the next epoch's first questions. The calculation uses exact
+  fractions, because in floating point, .07 * 100 is above 7.
 
   >>> steps_of(num_epochs=1.5, num_questions=10, per_step=4)
   4
@@ -315,7 +315,7 @@ def _check_environment(parsed: RunConfig) -> None:
   if not environment.name:
     return
   wanted = f'config.environment.name={environment.name!r}'
-  # Settings that an environment ignores: (name, value, required value).
+  # Settings that have no effect with an environment: (name, value, required value).
   ignored = (
     ('grading.rewards', parsed.grading.rewards, ('correctness',)),
     ('grading.weights', parsed.grading.weights or (1.0,), (1.0,)),
@@ -325,8 +325,8 @@ def _check_environment(parsed: RunConfig) -> None:
   for key, value, needed in ignored:
     if value != needed:
       raise InputError(
-        f'config.{key}={value!r} must be {needed!r} with {wanted}, because an environment grades '
-        'its own episodes.'
+        f'config.{key}={value!r}: this setting has no effect with {wanted}, because an environment '
+        f'grades its own episodes. Set it to {needed!r}.'
       )
   if parsed.experience.path:
     raise InputError(
@@ -354,7 +354,7 @@ def check_algorithm(
   most = num_rollouts - replay.retires(replay_config)
   shares = [k / num_rollouts for k in range(1, most + 1)]
   recorded = [share for share in shares if replay.is_recorded(replay_config, share)]
-  if recorded and replay.is_recorded(replay_config, 0.0):  # of groups that failed later
+  if recorded and replay.is_recorded(replay_config, 0.0):  # stored questions may fail later
     recorded.append(0.0)
   if ratio > 0 and not any(replay.trains(replay_config, share) for share in recorded):
     raise InputError(

@@ -1,8 +1,8 @@
 """The initial policy of a run: a checkpoint or random weights, then an optional warm start.
 
 The warm start trains on worked solutions, so that reinforcement learning has something to reward.
-Its result is stored in a separate folder and reused if found there. With `num_steps=0`, the run is
-plain supervised fine-tuning.
+Its result is stored in a separate folder, where other runs can reuse it. With `num_steps=0`, a run
+is plain supervised fine-tuning.
 """
 
 import contextlib
@@ -61,7 +61,7 @@ class Solution:
 
   prompt: np.ndarray  # [T] int32
   tokens: np.ndarray  # [T] int32, after the prompt
-  turns: tuple[Turn, ...] = ()  # of an episode; only the policy's tokens are trained on
+  turns: tuple[Turn, ...] = ()  # for an episode; the loss covers only the policy's tokens
 
   def __len__(self) -> int:
     return len(self.prompt) + len(self.tokens)
@@ -96,7 +96,7 @@ def load_solutions(experiment: Experiment) -> list[Solution]:
 
 
 def padded(rows: Sequence[Solution], longest: int, pad_id: int) -> tuple[np.ndarray, np.ndarray]:
-  """Pad the rows with `right_padded`. The mask is 1 for tokens that are trained on."""
+  """Pad the rows with `right_padded`. The mask is 1 for the tokens in the loss."""
   tokens_BT, mask_BT = right_padded([(row.prompt, row.tokens) for row in rows], longest, pad_id)
   own = [own_tokens(row.turns, len(row.tokens)) for row in rows]
   mask_BT[mask_BT > 0] = np.concatenate(own)
@@ -109,7 +109,7 @@ _Made = Iterator[tuple[np.ndarray, tuple[Turn, ...]]]  # tokens and turns of eac
 def _written(
   experiment: Experiment, asked: Sequence[Question], prompts: Sequence[np.ndarray]
 ) -> _Made:
-  """Yield the worked solutions in the data, each with its end token."""
+  """Tokenize the data's worked solutions, and append an end token to each."""
   spec, solutions = experiment.config.warm_start.data, [question.solution for question in asked]
   made = response_tokens(experiment.tokenizer, prompts, solutions)
   for question, tokens in zip(asked, made):
@@ -237,12 +237,12 @@ def run(
     params = _train(experiment, params, data, rows, directory)
     checkpoint.save_params(os.path.join(directory, 'params'), params)
     hosts.barrier('warm start')
-    write_json(os.path.join(directory, ORIGIN), wanted)  # last, as a sign of completion
+    write_json(os.path.join(directory, ORIGIN), wanted)  # last: marks the result as complete
   return params
 
 
 def _kept(directory: str, wanted: Mapping[str, Any], params: model.Params) -> model.Params:
-  """Load the folder's result in the layout of `params`; InputError if its origin isn't `wanted`."""
+  """Load the result in the layout of `params`. Raises InputError if its origin isn't `wanted`."""
   if changed := _changes(directory, wanted):
     raise InputError(
       f'{directory} contains a warm start with a different config: {"; ".join(changed)}. Choose '
@@ -254,7 +254,7 @@ def _kept(directory: str, wanted: Mapping[str, Any], params: model.Params) -> mo
 
 
 def _changes(directory: str, wanted: Mapping[str, Any]) -> list[str]:
-  """Return how the `wanted` origin differs from the origin of the folder's result.
+  """Describe how the `wanted` origin differs from the origin of the folder's result.
 
   Settings that an earlier version did not record count as unchanged.
   """
@@ -272,7 +272,7 @@ def _changes(directory: str, wanted: Mapping[str, Any]) -> list[str]:
 def _is_kept(experiment: Experiment) -> bool:
   """Return True if the first host finds a stored warm start for this run to load.
 
-  In the workdir, a leftover from another config does not count if training never began.
+  In the workdir, a result with another config is ignored if training never began.
   """
   config = experiment.config
   directory = warm_start_folder(config, experiment.workdir)
@@ -294,7 +294,7 @@ def origin(config: RunConfig, shape: model.ShapeConfig) -> dict[str, Any]:
     'prompt': dataclasses.asdict(config.prompt),
     'warm_start': settings,
   }
-  if not config.prompt.template_kwargs:  # keeps the digests in studies, which name folders
+  if not config.prompt.template_kwargs:  # keeps the digests in studies' folder names
     del found['prompt']['template_kwargs']
   if config.environment.name:
     found['environment'] = [config.environment.name, config.environment.max_turns]
@@ -413,7 +413,7 @@ def _pass_rate(
 
 
 def _choose(size: int, count: int, seed: int, update: int) -> list[int]:
-  """Return the rows of one update: the next `count` entries of the epochs' permutations."""
+  """Return the rows of one update: the next `count` rows in the shuffled order of the epochs."""
   places = np.arange(update * count, (update + 1) * count)
   order = {
     int(epoch): randomness.generator(seed, Purpose.WARM_START_ORDER, int(epoch)).permutation(size)
@@ -425,7 +425,7 @@ def _choose(size: int, count: int, seed: int, update: int) -> list[int]:
 def _optimizer(config: RunConfig) -> optimizer.OptimizerConfig:
   """Return the AdamW settings. Clips gradients at norm 1 because the loss is a per-token mean.
 
-  Of config.optimizer, only the moments' dtype applies, so that runs with other optimizer settings
+  Only the moments' dtype comes from config.optimizer, so that runs with other optimizer settings
   can share the warm start.
   """
   warm_start = config.warm_start

@@ -41,8 +41,8 @@ class RolloutConfig:
     '0',
     drafts.CHOICES,
     'tokens drafted per row and decoding pass, copied from the row itself or from other responses '
-    'to the question; drafts speed up sampling and change responses only by rounding; auto chooses '
-    'a number that suits the number of slots and the platform',
+    'to the question. Drafts speed up sampling and affect responses only through rounding; auto '
+    'chooses a number that suits the number of slots and the platform',
   )
   partial: bool = setting(
     False,
@@ -76,7 +76,7 @@ class RolloutConfig:
     'including in replayed responses (arXiv:2510.11370)',
   )
   logit_chunk: int = setting(
-    16384, '[1, inf)', 'tokens whose logits exist at the same time in training, per data shard'
+    16384, '[1, inf)', 'tokens whose logits are in memory at once in training, per data shard'
   )
 
   def __post_init__(self) -> None:
@@ -161,6 +161,6 @@ class LogprobCheckConfig:
   max: float = setting(
     1.0,
     '(0, inf)',
-    'largest allowed difference for any token, in nats; a larger difference stops the run; 1 suits '
-    'bfloat16, and float32 stays within 1e-4',
+    'largest difference allowed for any token, in nats; a larger difference stops the run. 1 suits '
+    'bfloat16; in float32, differences stay within 1e-4',
   )

@@ -26,8 +26,7 @@ _compiled: list[tuple[_Work, str]] = []  # the program being compiled, with its 
 def doing(what: str | Callable[[], str]) -> Iterator[None]:
   """Show `what` in the status line during the block, after the text of enclosing blocks.
 
-  `what` may be a function that reports progress. Another thread calls this function, so the
-  function must not block.
+  `what` may be a function that reports progress. Another thread calls it, so it must not block.
   """
   _current.append(_Work(what if callable(what) else lambda: what, time.monotonic()))
   try:
@@ -69,8 +68,8 @@ LINE_SECONDS = 10.0  # between lines; shorter work prints nothing
 def reporter(line: Callable[[int], str]) -> Callable[[int], None]:
   """Return a function that takes the number of rows done and prints `line` every LINE_SECONDS.
 
-  The function keeps printing to the current standard output, even after standard output is
-  redirected to discard TFDS's messages.
+  It prints to the current standard output, even if standard output is later redirected to discard
+  TFDS's messages.
   """
   out, printed = sys.stdout, time.monotonic()
 

@@ -152,8 +152,7 @@ def watched() -> Iterator[Clock]:
 
   A warning is printed once a step has taken FACTOR times the median and at least LEAST_SECONDS, and
   again whenever its time doubles. A host that waits for another host or a file system looks the
-  same as a busy host. Every host reports its own phase, so look for the host whose phase differs
-  from the rest.
+  same as a busy host. Every host reports its own phase, so look for the host in a different phase.
   """
   clock, over = Clock(), threading.Event()
   thread = threading.Thread(target=_watch, args=(clock, over), daemon=True)

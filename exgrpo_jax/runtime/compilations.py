@@ -34,8 +34,8 @@ class Program:
   size: tuple[int, int] = (0, 0)  # rows per call, and tokens per row
   kept: Any = ()  # a tree of arrays, arguments or not, that the caller keeps during the call
   runs: float = 0  # calls per step
-  trips: float = 1  # iterations per call, for a loop whose length depends on data
-  filled: float = 1  # share of its KV cache that is filled
+  trips: float = 1  # iterations per call, for a loop with a data-dependent length
+  filled: float = 1  # filled share of the KV cache
 
   @functools.cached_property
   def lowered(self) -> jax.stages.Lowered:
@@ -68,7 +68,7 @@ def _abstract(leaf: Any, layout: Any) -> jax.ShapeDtypeStruct:
 
 
 class Counter:
-  """Counts of the programs compiled, or read from disk, since `counted` was entered."""
+  """Counts of the programs that were compiled, or read from disk, in a `counted` block."""
 
   def __init__(self) -> None:
     self.count = 0  # programs

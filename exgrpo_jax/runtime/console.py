@@ -114,7 +114,7 @@ def to_copy(words: Sequence[str], workdir: str = '') -> str:
 
 
 class _Log:
-  """A log file that is written line by line. `last` is the time of the last line."""
+  """A log file, written line by line. `last` is the time.monotonic() value of the last line."""
 
   def __init__(self, file: IO[bytes]) -> None:
     self._file = file
@@ -188,7 +188,7 @@ def _break_silence(over: threading.Event, log: _Log, silence: float, is_live: bo
     doing = activity.now()
     if not doing or time.monotonic() - log.last < silence:
       continue
-    if is_live:  # the terminal shows it already, but the file must show that the run is alive
+    if is_live:  # the terminal shows it already, but the file must also show that the run is alive
       log.write(f'... {doing}')
       continue
     try:

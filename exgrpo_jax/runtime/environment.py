@@ -32,7 +32,7 @@ _PACKAGES += ('flax', 'optax', 'orbax-checkpoint', 'numpy')
 def record_start(workdir: str, first_step: int, digests: Mapping[str, str]) -> None:
   """Append an entry for this start. With several hosts, only the first host writes.
 
-  `digests` identify what the run started with: PARAMETERS, only of a new run, and QUESTIONS.
+  `digests` is keyed by QUESTIONS and, for a new run, by PARAMETERS.
   """
   write_json(os.path.join(workdir, FILE), [*read(workdir), {**describe(first_step), **digests}])
 
@@ -47,8 +47,8 @@ def read(workdir: str) -> list[dict[str, Any]]:
       return json.load(file)
   except ValueError as error:
     raise InputError(
-      f'{path}: this file is not valid JSON ({error}). Delete it; a new one is written the next '
-      'time a run starts.'
+      f'{path}: this file is not valid JSON ({error}). Delete it. The next start of the run writes '
+      'a new one.'
     ) from error
 
 

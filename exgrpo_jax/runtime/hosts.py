@@ -1,4 +1,4 @@
-"""Runs on several hosts: connecting them, choosing who writes, and exchanging values.
+"""Runs on several hosts: connecting the hosts, choosing which one writes, exchanging values.
 
 Every host runs the same program and must make the same decisions; otherwise the hosts wait for each
 other forever. So anything that only one host sees must be shared (`all_gather`,
@@ -46,8 +46,8 @@ class Meeting(NamedTuple):
 def joined(meeting: Meeting) -> Iterator[None]:
   """Run the block as one of the run's hosts. Enter the block before any other use of JAX.
 
-  On Cloud TPU, GKE and Slurm the environment names the hosts; elsewhere `meeting` does. If neither
-  does, this is the only host. With several hosts, only the first host prints to standard
+  On Cloud TPU, GKE and Slurm, the environment lists the hosts; elsewhere, `meeting` does. If
+  neither does, this is the only host. With several hosts, only the first host prints to standard
   output. A host that fails exits without waiting for the other hosts, which end within a minute.
   Raises InputError if `meeting` is incomplete or wrong, or the hosts cannot connect.
   """

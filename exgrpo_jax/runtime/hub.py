@@ -171,7 +171,7 @@ def _refusals(repository: Repository) -> Iterator[None]:
     if huggingface_hub.get_token():
       login = 'Your token does not have access yet.'
     raise InputError(
-      f'the {kind} {name} is gated. Accept its licence on {repository.page}. {login}'
+      f'the {kind} {name} is gated. Accept its license on {repository.page}. {login}'
     ) from error
   except errors.RepositoryNotFoundError as error:
     raise InputError(

@@ -55,7 +55,7 @@ def has_matrix_units() -> bool:
 def has_fast_bfloat16() -> bool:
   """Return True if the CPU multiplies bfloat16 matrices about twice as fast as float32 matrices.
 
-  CPUs with AMX do, and CPUs with AVX512_BF16 (AMD since Zen 4).
+  These are the CPUs with AMX or AVX512_BF16 (AMD since Zen 4).
   """
   return not cpu_flags().isdisjoint(('amx_bf16', 'avx512_bf16'))
 

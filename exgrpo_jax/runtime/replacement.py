@@ -1,8 +1,8 @@
 """Atomic replacement of files and folders.
 
 A reader sees either the complete old version or the complete new version, even if the writer dies.
-For a folder, there is an instant between two renames in which it sees neither. If the writer dies
-at that instant, `restored` or the next replacement restores the old version.
+A folder is briefly missing between two renames. If the writer dies at that moment, `restored` or
+the next replacement brings back the old version.
 """
 
 import contextlib
@@ -20,9 +20,9 @@ def replacing(path: epath.PathLike, shared: bool = False) -> Iterator[pathlib.Pa
   """Yield a temporary path for a file or folder that replaces `path` when the block ends.
 
   Creates the parent folder. If the block raises or writes nothing, `path` does not change and the
-  temporary path is removed. With `shared`, several processes may write the same path at the same
-  time, and an existing folder is kept, because the process that wrote it may be reading it. Files
-  in buckets are written in place, because they appear only once they are complete.
+  temporary path is removed. With `shared`, several processes may write to `path` at the same time,
+  and an existing folder is kept, because the process that wrote it may be reading it. Files in
+  buckets are written in place, because a bucket shows only complete files.
   """
   if '://' in os.fspath(path):
     yield epath.Path(path)  # pyright: ignore[reportReturnType]  # most of pathlib's methods

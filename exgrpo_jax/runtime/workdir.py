@@ -26,9 +26,9 @@ from exgrpo_jax.runtime.replacement import replacing
 
 # ---- The lock of a folder ----
 
-# An flock on a file in the folder. The kernel releases the lock when the process that holds it
-# ends, so stale locks need no cleanup. On NFS, the lock applies to all hosts. Without flock, as
-# in some mounted buckets, nothing keeps out other hosts, or even other processes on this host.
+# The lock is an flock on a file in the folder. The kernel releases it when the process that holds
+# it ends, so stale locks need no cleanup. On NFS, the lock applies to all hosts. Some mounted
+# buckets do not support flock, so nothing keeps out other hosts or other processes on this host.
 
 # An NFS server keeps the locks of a dead host until the host's lease ends, usually after 90 s.
 LEASE_SECONDS = 120.0
@@ -124,17 +124,16 @@ def _machine() -> str:
     return socket.gethostname()
 
 
-# Settings of a run's outputs and of how it computes, which don't affect what it learns: mesh, slots
-# and microbatch affect only rounding, but with partial rollouts, slots also affect how many groups
-# are in flight.
+# Settings that affect a run's outputs or speed, but not what it learns. Mesh, slots and microbatch
+# affect only rounding. With partial rollouts, slots also affect how many groups are in flight.
 WITHOUT_EFFECT = (
   'checkpoint.', 'export.', 'metrics.', 'mesh.', 'compilation_cache', 'data.cache_dir',
   'grading.workers', 'environment.workers', 'rollout.slots', 'rollout.logit_chunk',
   'microbatch.tokens', 'microbatch.remat',
 )  # fmt: skip
-# Settings that a resumed run may change: those, its evaluations, and drafts and kept caches, which
-# with partial rollouts change which responses end first. `_changes` adds num_steps and num_epochs.
-# Any other change would mix two experiments in one set of records.
+# Settings that a resumed run may change. With partial rollouts, drafts and kept caches change which
+# responses end first. `_changes` adds num_steps and num_epochs. Any other change would mix two
+# experiments in one set of records.
 FREE = (
   *WITHOUT_EFFECT, 'evaluation.', 'data.validation', 'data.evaluation', 'logprob_check.',
   'grading.batch_timeout', 'rollout.drafts', 'environment.keep_caches',
@@ -197,7 +196,7 @@ def check_workdir(values: ConfigDict, workdir: str) -> None:
     allowed, refused = _changes(values, workdir)
     if refused:
       raise InputError(
-        f'{workdir} belongs to a run with a different config: {"; ".join(refused)}. '
+        f'--workdir={workdir} belongs to a run with a different config: {"; ".join(refused)}. '
         'Choose another --workdir, or restore the config.'
       )
     if allowed:
@@ -220,7 +219,7 @@ def check_policy(values: ConfigDict, workdir: str, sections: Collection[str]) ->
 
 
 def _compared(values: ConfigDict, workdir: str) -> tuple[dict[str, Any], dict[str, Any]]:
-  """Return the workdir's config and the given one, where a dtype of 'auto' is the workdir's."""
+  """Return the stored and the given config, with the stored dtype in place of a given 'auto'."""
   before, given = read_config(workdir), _as_json(values)
   if stored_dtype(given) == 'auto':
     given['model']['dtype'] = stored_dtype(before)
@@ -231,7 +230,7 @@ def _changes(values: ConfigDict, workdir: str) -> tuple[list[str], list[str]]:
   """Return the allowed and the rejected differences from the workdir's config.json."""
   before, given = _compared(values, workdir)
   free = FREE + ('num_steps', 'num_epochs') * (given['optimizer']['schedule'] == 'constant')
-  # Earlier scores, on other questions, would be compared with new ones.
+  # Otherwise, new scores would be compared with scores on other questions.
   has_best = given['export']['best'] and pathlib.Path(workdir, 'export', 'best').exists()
   has_scores = given['evaluation']['patience'] and before['data'].get('validation')
   fixed = ('data.validation', 'export.best_without') * bool(has_best or has_scores)
@@ -383,7 +382,7 @@ def read_config(workdir: str) -> dict[str, Any]:
   values = as_current(values)
   values.setdefault('environment', _ENVIRONMENT)
   values.setdefault('num_epochs', 0.0)
-  # Earlier versions accepted these combinations, in which a setting does nothing or does harm.
+  # Earlier versions accepted these combinations, in which a setting has no effect or does harm.
   environment, objective, optimizer = (
     values.get(section) or {} for section in ('environment', 'objective', 'optimizer')
   )
@@ -401,7 +400,7 @@ def read_config(workdir: str) -> dict[str, Any]:
 
 
 def as_current(values: Mapping[str, Any]) -> dict[str, Any]:
-  """Return the settings of an earlier version with today's names and the settings it lacks.
+  """Rename an earlier version's settings to their current names, and add the settings it lacks.
 
   `values` are sections, from a config.json or a warm start's origin.json. Missing sections are not
   added.

@@ -1,4 +1,4 @@
-"""Checks before a run starts: flags, config, data files, rewards, agreement between hosts."""
+"""Checks before a run starts: flags, config, data files, rewards, and agreement between hosts."""
 
 import functools
 import hashlib
@@ -40,7 +40,7 @@ _FLAG = jax.ShapeDtypeStruct((), np.bool_)
 
 
 def check_command(values: ConfigDict | None, workdir: str | None) -> RunConfig:
-  """Check a run's flags and config; return the config. Raises InputError if they are invalid."""
+  """Check a run's flags and config. Returns the config; raises InputError if they are invalid."""
   check_given({'--config': values, '--workdir': workdir}, '--config=smoke --workdir=/tmp/smoke')
   assert values and workdir
   config = parse_config(values)
@@ -144,7 +144,7 @@ def check_data(config: RunConfig, data: QuestionSet, workdir: str, done: int) ->
   """Raise InputError if a run that has taken `done` steps cannot resume with these questions.
 
   The buffer and the cursor refer to questions by row. With `num_epochs`, the number of questions
-  must imply the run's number of steps.
+  must still give the recorded number of steps.
   """
   recorded = read_config(workdir) if has_begun(workdir) else {'num_epochs': 0, 'num_steps': 0}
   epochs, steps = recorded['num_epochs'], recorded['num_steps']
@@ -160,7 +160,7 @@ def check_data(config: RunConfig, data: QuestionSet, workdir: str, done: int) ->
   elif done and known and known[-1] != fingerprint(data):
     why = (
       f'the questions or their order have changed since step {done}, so stored responses would be '
-      'replayed to other questions.'
+      'replayed for the wrong questions.'
     )
   else:
     return

@@ -25,7 +25,7 @@ def write(
 ) -> str:
   """Write weights, config.json, generation_config.json and the tokenizer's files.
 
-  Preserves the entries of the original checkpoint's config.json. `dtype` defaults to the original
+  Keeps all entries of the original checkpoint's config.json. `dtype` defaults to the original
   dtype, or to float32 for a model from scratch. config.json is written last, so a folder that
   contains it is complete. Returns the dtype. Only the first host writes.
   """

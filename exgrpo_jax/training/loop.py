@@ -25,7 +25,7 @@ from exgrpo_jax.runtime.randomness import Purpose
 from exgrpo_jax.training import export
 from exgrpo_jax.training.run import Run, bucketed, check_policy, check_step, warn
 
-# Names that only some steps have, so that a clash would come late.
+# Prefixes of metrics that only some steps have, so that a name clash could surface late in a run.
 _OWN_NAMES = ('eval/', 'validation/', 'time/', 'perf/', 'memory/')
 
 
@@ -40,7 +40,7 @@ class Step(NamedTuple):
 def take_steps(run: Run, snapshot: Snapshot) -> Iterator[Step]:
   """Run the paper's loop from the snapshot to the last step, yielding each finished step.
 
-  If a signal told the run to stop, exits with preemption.EXIT_CODE after the current step.
+  After a signal to stop, exits with preemption.EXIT_CODE at the end of the current step.
   """
   config, workdir = run.experiment.config, run.experiment.workdir
   done, state, buffer = snapshot.step, snapshot.state, snapshot.buffer
@@ -106,7 +106,7 @@ def collect(run: Run, params: model.Params, plan: Plan) -> Experience:
 def observe(run: Run, params: model.Params, experience: Experience) -> dict[str, float]:
   """Call the run's callbacks before the step's update, and return the metrics they add.
 
-  Raises InputError if a callback returns anything but numbers by name, or None.
+  Raises InputError if a callback returns neither None nor a mapping from names to numbers.
   """
   added: dict[str, float] = {}
   for callback in run.callbacks:
@@ -125,7 +125,7 @@ def observe(run: Run, params: model.Params, experience: Experience) -> dict[str,
 
 
 def _refuse_names(names: Iterable[str]) -> None:
-  """Raise InputError if callbacks gave their metrics any `names`, which the run itself uses."""
+  """Raise InputError if callbacks used any `names`, which belong to the run's own metrics."""
   if both := sorted(names):
     raise InputError(
       f'callbacks: the run itself measures {", ".join(both)}. Choose other names, such as '
@@ -186,7 +186,7 @@ def remember(run: Run, buffer: replay.Buffer, experience: Experience) -> tuple[r
     if question_stream.reads_retired(next_plan.epoch, size, buffer.retired_epoch, at_once):
       print(
         f'epoch {next_plan.epoch}: fewer than {at_once} active questions are left, so retired '
-        'questions are asked again (but never replayed)',
+        'questions are drawn again (but never replayed)',
         flush=True,
       )
   return buffer, next_plan
@@ -247,7 +247,7 @@ def report(
 
 
 def save(run: Run, snapshot: Snapshot, is_last: bool) -> None:
-  """Save a checkpoint if one is due. If a signal told the run to stop, save and exit.
+  """Save a checkpoint if one is due. After a signal to stop, save and exit.
 
   Raises InputError without saving if the policy's probabilities are no longer finite.
   """

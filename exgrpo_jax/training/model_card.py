@@ -54,7 +54,7 @@ def write(
   """Write the model card of the policy after `step`.
 
   `evaluated` contains the step's scores if the run has not written them yet. The card leaves out
-  folders on this machine, because it may be published.
+  the names of this machine's folders, because it may be published.
   """
   if not hosts.is_first():
     return
@@ -105,7 +105,7 @@ def _base(experiment: Experiment) -> tuple[str, str]:
 
 
 def _metadata(experiment: Experiment, base: str, adapters: bool) -> str:
-  """Return the YAML for the Hub, with the base model and data only if they are on the Hub."""
+  """Return the card's YAML header. It names the base model and data only if the Hub has them."""
   config = experiment.config
   readme = os.path.join(config.model.path, FILE)
   of_base = {}
@@ -220,7 +220,7 @@ def _usage(experiment: Experiment, base: str, revision: str) -> str:
     given += f'apply_chat_template(messages, tokenize=False, add_generation_prompt=True{more})'
     place, request = 'chat/completions', {'messages': messages}
     request |= {'chat_template_kwargs': keywords} if keywords else {}
-  else:  # the other templates are ours, so the prompt is written out
+  else:  # transformers lacks our own templates, so the code contains the whole prompt
     text = prompt.render([Message('user', _QUESTION)], config.prompt, experiment.tokenizer.chat)
     given = f'prompt = {text!r}'
     place, request = 'completions', {'prompt': text, 'add_special_tokens': False}

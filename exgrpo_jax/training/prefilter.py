@@ -1,4 +1,4 @@
-r"""Keeping only the questions that a policy sometimes solves: `exgrpo data prefilter`.
+r"""`exgrpo data prefilter`: keep only the questions that a policy sometimes solves.
 
 exgrpo data prefilter --config=one_gpu --samples=8 --out=filtered
 exgrpo train --config=one_gpu --workdir=/tmp/run \
@@ -7,8 +7,8 @@ exgrpo train --config=one_gpu --workdir=/tmp/run \
 The initial policy of training, or a run's policy, answers each question in config.data.train a few
 times. The responses are sampled and graded as in training. Questions that the policy always or
 never solves are dropped, because it cannot learn from them for now. With the successes in its
-replay buffer, a run knows from the first step how hard each question is. The folder --out then
-contains
+replay buffer, a run knows from the first step how hard each question is. The command writes these
+files to the folder --out:
   questions.jsonl     the remaining questions, in verl's columns, with `solution`, `pass_rate` and
                       `columns`, the original columns as JSON
   successes.parquet   the correct responses to these questions, for config.experience.path
@@ -105,13 +105,13 @@ def filter_questions(
   write(out, tried, kept)
   print(f'{data.spec}: kept {len(kept):,} of {counted(len(tried), "question")}')
   print(f'questions by pass rate: {spread}')
-  print(f'in {out}: questions.jsonl, successes.parquet, pass_rates.jsonl')
+  print(f'wrote questions.jsonl, successes.parquet and pass_rates.jsonl to {out}')
 
 
 def _answered(
   experiment: Experiment, data: QuestionSet, decode_params: model.Params, samples: int
 ) -> Iterator[Tried]:
-  """Yield all questions with graded responses, seeded by config.seed, question and sample."""
+  """Yield each question with its graded responses, seeded by config.seed, question and sample."""
   config = experiment.config
   changed = {'group_size': samples, 'partial': False, 'dynamic_sampling': 1.0}
   apart = dataclasses.replace(config.rollout, **changed)
@@ -156,7 +156,6 @@ def write(out: str, tried: Sequence[Tried], kept: Sequence[Tried]) -> None:
 
 
 def _row(one: Tried) -> dict[str, Any]:
-  """Return a question's row in questions.jsonl. The original columns are stored as JSON."""
   question = one.question
   return {
     'data_source': question.source,

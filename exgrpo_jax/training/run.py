@@ -59,8 +59,8 @@ class Run:
     return lora.joined(self.experiment.config.lora, self.initial, params)
 
 
-# Called on every host with the run, the parameters before the step's update, and the step's
-# experience. It returns metrics for the step, or None, and must not change anything.
+# A function that is called on every host with the run, the parameters before the step's update, and
+# the step's experience. It returns metrics for the step, or None, and must not change anything.
 Callback = Callable[[Run, model.Params, Experience], Mapping[str, float] | None]
 
 
@@ -117,7 +117,7 @@ def _newest_checkpoint(run: Run) -> str:
 
 
 def alarm_setup(experiment: Experiment, rollout: RolloutSetup) -> alarms.Setup:
-  """Return the facts about a run, besides the metrics, that its warnings depend on."""
+  """Return the facts about a run that its warnings depend on, in addition to the metrics."""
   config = experiment.config
   return alarms.Setup(
     num_steps=config.num_steps,
@@ -136,8 +136,8 @@ def begin(
 ) -> tuple[Snapshot, model.Params | None, Mapping[str, int]]:
   """Restore the newest snapshot, or create a new run's snapshot at step 0.
 
-  `params` are the initial parameters, or None for a resumed run that does not keep them. Unless the
-  run keeps them, updates donate them. A new run's buffer starts with `successes`. Returns the
+  `params` are the initial parameters, or None for a resumed run that does not keep them. Updates
+  donate them unless the run keeps them. A new run's buffer starts with `successes`. Returns the
   snapshot, `Run.initial` and `Run.base_sums`.
   """
   config = experiment.config

@@ -176,7 +176,7 @@ def claim(config: ConfigDict, experiment: Experiment, rollout: RolloutSetup) -> 
   resolved = {}
   if experiment.config.num_epochs:
     resolved['num_steps'] = experiment.config.num_steps
-  # A resumed run of an earlier version keeps 'auto', because this machine may be the wrong one.
+  # A run started by an earlier version keeps 'auto', because it may have begun on another machine.
   if is_new or not has_begun(workdir) or stored_dtype(read_config(workdir)) != 'auto':
     resolved['model.dtype'] = experiment.model.dtype
   claim_workdir(overridden(config, resolved), workdir)
@@ -236,7 +236,7 @@ def opened(
       step_records.Writer(workdir, first) as records,
       pool.Grader(config.grading, config.verifier) as grader,
     ):
-      past = metrics.read(workdir, first)  # the first host may not have dropped the rest yet
+      past = metrics.read(workdir, first)  # the first host may not have deleted later steps yet
       scored = alarms.scores_of(past)
       if first <= alarms.last_step(scored, config.num_steps, config.evaluation.patience):
         record_start(workdir, first, _digests(rollout.data, snapshot, base_sums))

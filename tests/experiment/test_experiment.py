@@ -1,4 +1,4 @@
-"""An experiment opened: a config with its tokenizer, model and data, or a refusal that says why."""
+"""Opening an experiment: tokenizer, model, data, warm start, and errors for invalid configs."""
 
 import dataclasses
 import fcntl
@@ -31,17 +31,17 @@ from tests.helpers.paths import CHECKPOINTS
 @pytest.mark.parametrize(
   ('name', 'value', 'message'),
   [
-    ('model.vocab_size', 100, 'at least the tokenizer'),
+    ('model.vocab_size', 100, 'every token needs an embedding'),
     ('objective.balance_coefficient', 0.1, 'a model with experts'),
     ('rollout.router_replay', True, 'a model with experts'),
   ],
 )
-def test_what_the_model_does_not_allow_is_refused(name, value, message, config, tmp_path):
+def test_settings_that_do_not_suit_the_model_are_rejected(name, value, message, config, tmp_path):
   with pytest.raises(InputError, match=f'config.{name}={value}: .* {message}'):
     experiment.open_experiment(overridden(config, {name: value}), str(tmp_path))
 
 
-def test_the_tokenizer_of_a_workdir_is_used_again(config, tmp_path):
+def test_the_tokenizer_of_a_workdir_is_reused(config, tmp_path):
   first = experiment.open_experiment(config, str(tmp_path))
   assert first.model.vocab_size == first.tokenizer.vocab_size
   written = (tmp_path / 'tokenizer.model').read_bytes()
@@ -53,13 +53,13 @@ def test_the_tokenizer_of_a_workdir_is_used_again(config, tmp_path):
 
 
 @pytest.mark.parametrize(('changes', 'message'), cases.settings('experiment', 'data.jsonl'))
-def test_what_the_data_does_not_allow_is_refused(changes, message, config, tmp_path):
+def test_settings_that_do_not_suit_the_data_are_rejected(changes, message, config, tmp_path):
   opened = experiment.open_experiment(overridden(config, changes), str(tmp_path))
   with pytest.raises(InputError, match=message):
     generation.make_rollout(opened, experiment.load_questions(opened, opened.config.data.train))
 
 
-def test_overlong_prompts_are_left_out_and_the_rest_renumbered(config, tmp_path):
+def test_overlong_prompts_are_dropped_and_the_rest_renumbered(config, tmp_path):
   path = tmp_path / 'train.jsonl'
   tiny.write_questions(path)
   path.write_text(''.join(reversed(path.read_text().splitlines(keepends=True))))  # 11, 10, ...
@@ -75,7 +75,7 @@ def test_overlong_prompts_are_left_out_and_the_rest_renumbered(config, tmp_path)
   ('platform', 'has_units', 'dtype'),
   [('cpu', True, 'bfloat16'), ('cpu', False, 'float32'), ('tpu', False, 'bfloat16')],
 )
-def test_auto_is_bfloat16_where_it_is_fast(
+def test_auto_is_bfloat16_if_bfloat16_is_fast(
   platform, has_units, dtype, config, tmp_path, monkeypatch
 ):
   monkeypatch.setattr(experiment.machine, 'has_fast_bfloat16', lambda: has_units)
@@ -110,25 +110,23 @@ def test_auto_is_the_dtype_of_the_run_or_of_its_warm_start(
 
 
 @pytest.mark.parametrize('moment_dtype', ['float32', 'bfloat16'])
-def test_the_memory_that_a_run_is_certain_to_need_is_its_state_and_gradient(
-  moment_dtype, config, tmp_path
-):
+def test_a_run_certainly_needs_memory_for_its_state_and_gradient(moment_dtype, config, tmp_path):
   config.optimizer.moment_dtype = moment_dtype
   opened = experiment.open_experiment(config, str(tmp_path))
   (need,) = [need for need in memory.needs(opened) if 'training state' in need.what]
   state = experiment.state_shapes(opened)
   size = sum(np.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves((state, state.params)))
-  assert need.is_certain and need.size <= size <= need.size + 64  # its counters
+  assert need.is_certain and need.size <= size <= need.size + 64  # the optimizer's counters
 
 
-# ---- Policies that are opened to be asked ----
+# ---- Policies for sampling ----
 
 
 FOLDER = str(CHECKPOINTS / 'qwen2_tied')
 
 
-def test_only_text_whose_tokens_have_no_embedding_is_refused(tmp_path, jsonl):
-  """A tokenizer with one token more than the model has embeddings, as in Gemma 3 1B."""
+def test_only_text_with_tokens_without_embeddings_is_rejected(tmp_path, jsonl):
+  """The tokenizer has one more token than the model has embeddings, as in Gemma 3 1B."""
   folder = tmp_path / 'model'
   shutil.copytree(FOLDER, folder)
   content = json.loads((folder / 'tokenizer.json').read_text())
@@ -154,7 +152,7 @@ def live_bytes():
   return sum(array.nbytes for array in jax.live_arrays())
 
 
-def test_loading_is_announced(monkeypatch):
+def test_the_status_line_announces_loading(monkeypatch):
   said, arrange = [], model.into_decode_layout
   monkeypatch.setattr(
     model, 'into_decode_layout', lambda *args: said.append(activity.now()) or arrange(*args)
@@ -168,7 +166,7 @@ def test_loading_is_announced(monkeypatch):
   [({}, False), ({'partial': True}, True), ({'drafts': '3'}, True)],
   ids=str,
 )
-def test_answers_are_taken_in_order_where_their_order_would_change_the_samples(
+def test_replies_are_processed_in_order_if_their_order_would_change_the_samples(
   changes, expected, recorded
 ):
   config = recorded.experiment.config
@@ -182,7 +180,7 @@ def test_answers_are_taken_in_order_where_their_order_would_change_the_samples(
 @pytest.mark.full
 @pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
 def test_sampling_holds_the_weights_once(monkeypatch, dtype):
-  """At most 1.1 times their bytes in the compute dtype; a second copy would be 2."""
+  """Memory is at most 1.1 times the weights in the compute dtype. A second copy would make it 2."""
   before, held = live_bytes(), []
 
   def generate(_, params, __):
@@ -224,11 +222,11 @@ def test_a_shipped_model_is_described_by_its_name():
   assert policies.at('shipped:chains').describe() == {'model': 'shipped:chains'}
 
 
-# ---- The warm start: the solutions that it learns, and where its result is reused ----
+# ---- The warm start: its training data, and when its result is reused ----
 
 
 def run(config, workdir):
-  """What `exgrpo train` does before the first step."""
+  """Do what `exgrpo train` does before the first step."""
   opened = experiment.open_experiment(config, str(workdir))
   data = experiment.load_questions(opened, opened.config.data.train)
   with jax.set_mesh(opened.meshes.training):
@@ -246,9 +244,7 @@ def run(config, workdir):
     ),
   ],
 )
-def test_solutions_that_are_missing_or_too_long_are_refused(
-  changes, message, config, jsonl, tmp_path
-):
+def test_missing_or_overlong_solutions_are_rejected(changes, message, config, jsonl, tmp_path):
   if not changes:
     config.data.train = config.warm_start.data = jsonl({'question': '1+1', 'answer': '2'})
     config.data.cache_dir = str(tmp_path / 'cache')
@@ -263,10 +259,10 @@ def test_solutions_that_are_missing_or_too_long_are_refused(
     ('2', '2<|im_end|>'),
     ('2<|im_end|>', '2<|im_end|>'),
     ('2<|im_end|>\n<|im_start|>user\nThanks', '2<|im_end|>'),
-    ('<think>\n1+1</think>2', '1+1</think>2<|im_end|>'),  # the prompt has begun the thought
+    ('<think>\n1+1</think>2', '1+1</think>2<|im_end|>'),  # the prompt contains <think>
   ],
 )
-def test_a_solution_is_learnt_as_a_policy_would_write_it(solution, learnt, config, jsonl, tmp_path):
+def test_a_solution_has_the_tokens_of_a_sampled_response(solution, learnt, config, jsonl, tmp_path):
   data = jsonl({'question': '1+1', 'answer': '2', 'solution': solution})
   changes = {'tokenizer.path': str(CHECKPOINTS / 'qwen2_tied'), 'prompt.template': 'paper'}
   changes |= {'rollout.max_prompt': 999, 'rollout.max_response': 99}
@@ -331,7 +327,7 @@ def test_a_warm_start_of_another_config_is_not_reused(
 )
 @pytest.mark.parametrize('is_shared', [True, False])
 def test_a_warm_start_of_an_earlier_version_is_reused(section, names, is_shared, config, tmp_path):
-  """Names that it used, with the current ones; None for a setting that it lacked."""
+  """`names` maps old names to current names, or a current name to None if the setting is new."""
   folder = tmp_path / 'warm_start'
   config.warm_start.path = str(folder) if is_shared else ''
   config.data.solution_field = 'answer'
@@ -348,10 +344,10 @@ def test_a_warm_start_of_an_earlier_version_is_reused(section, names, is_shared,
   jax.tree.map(np.testing.assert_array_equal, found, params)
 
 
-def test_a_run_waits_for_another_that_trains_the_same_warm_start(
+def test_a_run_waits_for_another_run_that_trains_the_same_warm_start(
   recorded, tmp_path, capsys, monkeypatch
 ):
-  """The other one holds the lock; once it lets go, the result is there."""
+  """The other run holds the lock. When it releases the lock, it has stored the result."""
   kept, folder = recorded.workdir / 'warm_start', tmp_path / 'shared'
   config = recorded.experiment.config
   shared = dataclasses.replace(config.warm_start, path=str(folder))
@@ -373,7 +369,7 @@ def test_a_run_waits_for_another_that_trains_the_same_warm_start(
 
 
 @pytest.mark.full
-def test_a_warm_start_that_diverges_is_refused_and_not_kept(recorded, config, tmp_path):
+def test_a_warm_start_that_diverges_is_an_error_and_is_not_stored(recorded, config, tmp_path):
   config.warm_start.update(dict(num_updates=3, learning_rate=1e30))
   message = r'^warm start: the loss of update \d is nan, .*config\.warm_start\.learning_rate=1e\+30'
   with recorded.compiling(), pytest.raises(InputError, match=message):
@@ -381,8 +377,8 @@ def test_a_warm_start_that_diverges_is_refused_and_not_kept(recorded, config, tm
   assert not (tmp_path / 'warm_start' / 'params').exists()
 
 
-def test_what_is_trained_on_afterwards_does_not_change_a_warm_start(config, jsonl, tmp_path):
-  """Neither its origin, but where `stop_at_pass_rate` is checked on it, nor the tokenizer."""
+def test_the_training_questions_do_not_change_a_warm_start(config, jsonl, tmp_path):
+  """They change neither the tokenizer nor, unless `stop_at_pass_rate` samples them, the origin."""
   before = experiment.open_experiment(config, str(tmp_path / 'before'))
   config.data.train = jsonl({'question': '3 plus 4?', 'answer': '7'})
   config.data.cache_dir = str(tmp_path / 'cache')
@@ -397,7 +393,7 @@ def test_what_is_trained_on_afterwards_does_not_change_a_warm_start(config, json
 
 
 def test_the_optimizer_of_the_run_does_not_change_a_warm_start(config):
-  """Except for the dtype of the moments, which decides the memory."""
+  """Only the dtype of the moments does, because it determines the memory."""
   config.optimizer.update(dict(b1=0.5, b2=0.5, weight_decay=9.0, epochs=2, max_kl=1.0))
   changed = warm_start._optimizer(parse_config(config))
   assert (changed.b1, changed.b2, changed.weight_decay) == (0.9, 0.999, 0.01)
@@ -406,8 +402,8 @@ def test_the_optimizer_of_the_run_does_not_change_a_warm_start(config):
   assert warm_start._optimizer(parse_config(config)).moment_dtype == 'bfloat16'
 
 
-def test_runs_of_two_seeds_can_begin_with_the_same_policy(config, tmp_path):
-  """config.warm_start.seed decides the random parameters and the origin; without it the run's."""
+def test_runs_with_two_seeds_can_start_from_the_same_policy(config, tmp_path):
+  """config.warm_start.seed or else config.seed determines the random parameters and the origin."""
   config.warm_start.num_updates = 0
   found = {}
   for warm_start_seed, seed in ((3, 5), (3, 6), (-1, 5), (-1, 3)):

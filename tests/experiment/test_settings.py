@@ -1,4 +1,4 @@
-"""All settings: shipped configs are valid, and what does not fit together is refused."""
+"""All settings: shipped configs are valid, and contradictory settings are rejected."""
 
 import dataclasses
 import importlib
@@ -29,12 +29,12 @@ def module_of(name):
 
 
 @pytest.mark.parametrize('name', CONFIGS)
-def test_a_config_file_makes_valid_settings(name):
+def test_shipped_configs_are_valid(name):
   module = module_of(name)
   values = module.get_config()
   assert parse_config(values).rollout.group_size >= 2
   assert module.get_config() == values is not module.get_config()
-  assert f'--config={name}' in module.__doc__ or name == 'base'  # its command
+  assert f'--config={name}' in module.__doc__ or name == 'base'  # the command to run it
 
 
 def test_the_base_config_has_the_papers_values():
@@ -102,7 +102,7 @@ def test_trl_grpo_has_the_defaults_of_trl():
     'save_steps': config.checkpoint.every,
   }
   assert same == {name: theirs[name] for name in same}
-  # What is off or has another name there, with the value here that it stands for.
+  # TRL's settings that are off or have other names, with their values here.
   named = {
     'loss_type': 'dapo',
     'scale_rewards': 'group',
@@ -120,14 +120,14 @@ def test_trl_grpo_has_the_defaults_of_trl():
 
 @pytest.mark.parametrize('name', BACKBONES)
 def test_a_backbone_at_ratio_0_is_the_authors_on_policy_baseline(name):
-  """The details of docs/authors.md that are settings."""
+  """Check the details in docs/authors.md that are settings."""
   values = module_of(name).get_config()
   config = parse_config(values)
   assert config.replay.on_all_failed == 'stay' and replay.retires(config.replay)
   on_policy = parse_config(overridden(values, {'replay.ratio': 0.0}))
   assert not replay.retires(on_policy.replay)
   loss = on_policy.objective
-  # The switch never latches, so replay has not started in any step.
+  # At ratio 0, replay never starts.
   assert objective.clips_fresh_ratios(loss, replay_started=False)
   assert (loss.clip_epsilon, loss.clip_epsilon_high, loss.policy_loss) == (0.2, 0.2, 'ppo')
   assert (loss.normalize_std, loss.aggregation, loss.kl_coefficient) == ('off', 'constant', 0)
@@ -135,18 +135,18 @@ def test_a_backbone_at_ratio_0_is_the_authors_on_policy_baseline(name):
   assert (on_policy.rollout.questions, on_policy.rollout.group_size) == (128, 8)
   update = on_policy.optimizer
   assert (update.minibatches, update.learning_rate, update.schedule) == (2, 1e-6, 'constant')
-  # Over 64, as their gradient is 64 times as large: departure 5.
+  # The authors' limits divided by 64, because their gradient is 64 times as large: departure 5.
   assert (update.clip_norm * 64, update.skip_above_norm * 64) == (1, pytest.approx(500, rel=0.002))
 
 
 @pytest.mark.parametrize(('changes', 'message'), cases.settings('experiment', 'settings.jsonl'))
-def test_what_does_not_fit_together_is_refused_by_name(changes, message, config):
+def test_contradictory_settings_are_rejected_by_name(changes, message, config):
   with pytest.raises(InputError, match=message):
     parse_config(overridden(config, changes))
 
 
 def test_the_stored_config_of_an_earlier_version_opens_and_resumes(tmp_path):
-  """`config.json` of smoke by version 0.1.0; what is gone or new since is read as it was then."""
+  """The `config.json` is from smoke in version 0.1.0. Newer settings reproduce its behavior."""
   shutil.copy(pathlib.Path(__file__).with_name('earlier_config.json'), tmp_path / 'config.json')
   stored = parse_config(ConfigDict(workdir.read_config(str(tmp_path))))
   changes = {'num_steps': 2, 'warm_start.num_updates': 5}
@@ -179,7 +179,7 @@ def test_a_shipped_config_is_passed_on_by_name_and_any_other_by_path():
   assert config_files.portable_config('configs/smoke.py') == 'configs/smoke.py'
 
 
-def test_what_follows_a_colon_is_the_argument_of_get_config(tmp_path, monkeypatch):
+def test_the_text_after_a_colon_is_the_argument_of_get_config(tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)
   (tmp_path / 'mine.py').write_text(
     'from exgrpo_jax.configs import smoke\n\n\ndef get_config(seed):\n'
@@ -195,7 +195,7 @@ def test_what_follows_a_colon_is_the_argument_of_get_config(tmp_path, monkeypatc
   assert config_files.portable_config(path) == 'one_gpu:math,24gb'
 
 
-# ---- Settings of the algorithm that would do nothing together are refused; all others pass ----
+# ---- Settings of the algorithm that would have no effect are rejected; all others pass ----
 
 
 def check_values(num_questions=128, ratio=0.5, replay_values=(), **of_objective):
@@ -211,19 +211,19 @@ def check_values(num_questions=128, ratio=0.5, replay_values=(), **of_objective)
     (1, 0.5, 'Set config.rollout.questions to at least 2. '),  # no ratio below 1 is enough
   ],
 )
-def test_a_ratio_that_replays_no_question_is_refused_with_what_does(num_questions, ratio, enough):
+def test_a_ratio_that_replays_no_question_is_rejected_with_a_remedy(num_questions, ratio, enough):
   with pytest.raises(InputError) as refused:
     check_values(num_questions, ratio)
   values = f'config.replay.ratio={ratio} of config.rollout.questions={num_questions} '
   assert str(refused.value).startswith(values) and enough in str(refused.value)
 
 
-def test_a_ratio_that_replays_a_question_passes_and_so_does_none():
+def test_a_ratio_of_0_or_one_that_replays_a_question_passes():
   for values in [(8, 0.125), (10, 0.1), (3, 0.333334), (3, 1 / 3), (2, 0.5), (1, 0.0)]:
     check_values(*values)
 
 
-def test_bounds_that_let_no_group_be_recorded_are_refused():
+def test_bounds_that_exclude_every_group_are_rejected():
   bounds = dict(correctness_range=(0.9, 0.95))
   with pytest.raises(InputError, match=r'correctness_range=\(0\.9, 0\.95\) excludes every'):
     check_values(replay_values=bounds)
@@ -249,7 +249,7 @@ def test_a_variant_of_clipping_needs_clipping_in_every_step(name, value):
   check_values(ratio=0.0, clip_schedule='until_replay', **variant)
 
 
-def test_plain_clipping_may_end_with_the_start_of_replay():
+def test_plain_clipping_may_stop_when_replay_starts():
   for plain in ({}, dict(clip_epsilon=0.1), dict(clip_epsilon=0.3, clip_epsilon_high=0.3)):
     for clip in ('until_replay', 'never'):
       check_values(clip_schedule=clip, **plain)

@@ -88,7 +88,7 @@ def test_check_tries_a_named_model_and_fetches_no_weights(served, tmp_path):
   assert good.status == 0 and good.out.startswith('model tiny/Qwen2: commit ')
   assert not any(path.endswith('.safetensors') for path in served.fetched())
   for outcome, message in (
-    (gated, r'config\.model\.path=tiny/gated: .* is gated\. Accept its licence on .*'),
+    (gated, r'config\.model\.path=tiny/gated: .* is gated\. Accept its license on .*'),
     (
       long,
       r'config\.rollout\.max_prompt .* = 164 tokens exceeds max_position_embeddings=128 in .*',

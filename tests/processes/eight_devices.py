@@ -1,7 +1,7 @@
-"""Runs what must hold on eight devices in one process: mostly that they compute what one does.
+"""Checks on eight devices in one process, mostly that they compute the same as one device.
 
-Starting JAX takes longer than most of the checks, so test_eight_devices.py starts this once and
-has a test for each check. To run some of them alone, or in a debugger:
+Starting JAX takes longer than most of the checks, so test_eight_devices.py runs this module once
+and has a test for each check. To run some checks alone, or in a debugger:
 
   XLA_FLAGS=--xla_force_host_platform_device_count=8 python -m tests.processes.eight_devices NAME...
 """
@@ -103,7 +103,7 @@ def per_shard_applies_a_function_to_the_shards_of_each_device():
 
 @CHECKS.add
 def attention_is_that_of_one_device():
-  """Two key/value heads on a tensor axis of four, then heads and rows it does not divide."""
+  """A tensor axis of four has two key/value heads, then heads and rows that it does not divide."""
   for B, N, G, query_shard, key_shard in (
     (4, 8, 2, (2, 10, 2, 8), (2, 10, 1, 8)),
     (3, 6, 3, (3, 10, 6, 8), (3, 10, 3, 8)),
@@ -118,7 +118,7 @@ def attention_is_that_of_one_device():
 
 
 def attend_on(mesh, inputs):
-  """Output and gradients, and the shapes of query and key that a device's backend is given."""
+  """Return output and gradients, and the shapes of query and key in the backend on a device."""
   blockwise, shapes = attention._ATTEND['blockwise'], []
 
   def note_shapes(query, key, value, *segments):
@@ -136,7 +136,7 @@ ONE_LAYER = dataclasses.replace(test_model.CONFIG, num_layers=1)
 
 @CHECKS.add
 def parameters_and_hidden_states_are_those_of_one_device():
-  """The same parameters for the same key, and the same hidden states in every pass."""
+  """The same key gives the same parameters, and every pass gives the same hidden states."""
   expected = passes_on(unsharded())
   sharded = passes_on(make_meshes((2, 2, 2), (4, 1, 2)))
   kernel = sharded['params']['layers']['attention']['query_DNH']
@@ -148,7 +148,7 @@ def parameters_and_hidden_states_are_those_of_one_device():
 
 
 def passes_on(meshes, config=ONE_LAYER):
-  """The parameters, and what each pass of the model gives."""
+  """Return the parameters and the results of the model's passes."""
   rng = np.random.default_rng(0)
   tokens_BT = rng.integers(0, config.vocab_size, (8, 6)).astype(np.int32)
   params = model.init(config, jax.random.key(0), meshes.training)
@@ -170,14 +170,14 @@ def passes_on(meshes, config=ONE_LAYER):
 
 @CHECKS.add
 def windows_norms_and_caps_are_those_of_one_device():
-  """Layers of several kinds, with everything that a family may have; and the gradient."""
+  """The model has several kinds of layers and most options. The gradient is compared too."""
   config = test_model.VARIANTS['gemma']
   sharded = passes_and_gradient(make_meshes((2, 2, 2), (4, 1, 2)), config)
   assert_trees_close(sharded, passes_and_gradient(unsharded(), config))
 
 
 def passes_and_gradient(meshes, config):
-  """What `passes_on` gives, and a gradient with respect to the parameters."""
+  """Return the result of `passes_on` and a gradient with respect to the parameters."""
   passes = passes_on(meshes, config)
   tokens_BT = np.arange(48, dtype=np.int32).reshape(8, 6)
 
@@ -190,7 +190,7 @@ def passes_and_gradient(meshes, config):
 
 @CHECKS.add
 def experts_on_an_axis_of_their_own_are_those_of_one_device():
-  """Rows split over the axis too or not, and moved from a mesh that splits widths alone."""
+  """Rows are split over the expert axis or not, and one training mesh splits no experts."""
   config = dataclasses.replace(test_model.VARIANTS['experts'], num_layers=1)
   expected = passes_and_gradient(unsharded(), config)
   for training, decoding in (
@@ -247,7 +247,7 @@ def weights_converted_in_place_are_those_of_the_decode_layout():
 
 @CHECKS.add
 def packed_rows_are_copied_to_slots_as_on_one_device():
-  """Of sixteen slots, four on each device; heads are split too."""
+  """Each device has four of sixteen slots, and heads are split too."""
   with jax.set_mesh(one_device()):
     expected = [test_slots.unpacked(size) for size in (8, 3)]
   with jax.set_mesh(make_mesh(4, 1, 2)):
@@ -285,7 +285,7 @@ def where_only_rows_are_split_the_fused_loss_sums_their_shards_once_after_the_lo
   inside, outside = collectives(program)
   assert not inside, inside
   assert any('f32[8,16]' in shapes for shapes in outside), outside  # the sum over rows
-  # Rows never leave their device, and neither do windows of them.
+  # Rows and windows of rows never leave their device.
   assert not any('f32[8,8,8]' in shapes or 'f32[8,9,8]' in shapes for shapes in outside), outside
 
 
@@ -293,21 +293,21 @@ def where_only_rows_are_split_the_fused_loss_sums_their_shards_once_after_the_lo
 def on_no_mesh_the_loop_of_the_fused_loss_moves_the_gradient_of_the_unembedding():
   for sizes in LOSS_MESHES:
     inside, _ = collectives(fused_loss_on(make_mesh(*sizes))[0])
-    # D is 8; V is 16, or a device's share of it.
+    # D is 8. V is 16, or a device's share of 16.
     moved = [shapes for shapes in inside if re.search(r'f32\[(1,)?8,(16|8|2)\]', shapes)]
     assert not moved, (sizes, moved)
 
 
 @functools.cache
 def fused_loss_on(mesh):
-  """The compiled gradient of the fused loss with all its options, and what it gives."""
+  """Return the compiled gradient of the fused loss with all options, and its result."""
   temperature = test_logprobs.TEMPERATURE
   config, arguments, *_ = fused_example('all', temperature, width=8, vocabulary=16)
   chunk = 24 // sharding.split(mesh, 'batch')[1]  # three positions of each of the eight rows
   token_loss = functools.partial(objective.token_loss, config=config, clip=True, is_first=False)
 
   def total(states, unembedding, target, tokens):
-    # States start one position before the window, as the model's do.
+    # States start one position before the window, as in the model.
     hidden = logprobs.predictor_states(states, np.tile(np.arange(8), (8, 1)))
     return logprobs.fused_loss(
       hidden, unembedding, target, tokens, token_loss, temperature=temperature, chunk=chunk
@@ -326,7 +326,7 @@ def fused_loss_on(mesh):
 
 
 def collectives(program):
-  """The result shapes of a program's collectives: of those in the bodies of loops, and others."""
+  """Return the result shapes of a program's collectives inside and outside of loops."""
   text = program.as_text()
   bodies = set(re.findall(r'body=%?([^,]+)', text))
   assert bodies, text
@@ -344,7 +344,7 @@ def collectives(program):
 
 @CHECKS.add
 def sampled_tokens_are_those_of_one_device():
-  """Parameters over eight devices; then rows over some and heads over the others."""
+  """Parameters are split over eight devices, then rows over some and heads over the others."""
   expected = sample_on(unsharded())
   for decoding in ((4, 1, 2), (1, 1, 8)):
     with case(decoding):
@@ -365,7 +365,7 @@ def auto_drafts_by_the_rows_that_each_device_has():
 
 @CHECKS.add
 def a_rollout_compiles_one_program_of_each_kind():
-  """Also the second time that slots are filled, with what another program returned."""
+  """This includes the second filling of slots, with another program's results."""
   for decoding in ((8, 1, 1), (4, 1, 2)):
     with case(decoding):
       meshes = make_meshes((1, 8, 1), decoding)
@@ -423,7 +423,7 @@ def adapters_are_trained_and_merged_as_on_one_device():
 
 
 def adapters_on(meshes):
-  """LoRA's first adapters; of others the gradient, and the decode layout with them merged."""
+  """Return new LoRA adapters, then the gradient and merged decode layout of other adapters."""
   mesh = meshes.training
   with jax.set_mesh(mesh), losses.large_passes():
     base, adapters = test_gradients.make_params(mesh), test_gradients.make_adapters(mesh)

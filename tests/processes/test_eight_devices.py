@@ -1,4 +1,4 @@
-"""What must hold on eight devices: a test for each check, all of which run in one process."""
+"""The checks on eight devices: one test per check, and a single process for all checks."""
 
 import subprocess
 import sys
@@ -26,7 +26,7 @@ def run_python(*arguments):
 
 @pytest.fixture(scope='module')
 def process():
-  """The process in which all checks have run."""
+  """The finished process that ran all checks."""
   return run_python('-m', 'tests.processes.eight_devices')
 
 
@@ -41,15 +41,15 @@ def test_on_eight_devices(name, failures):
     pytest.fail(failures[name], pytrace=False)
 
 
-def test_all_checks_come_to_an_end_and_xla_gathers_nothing_to_change_a_layout(process, failures):
-  """Where XLA gives up on a layout and gathers the whole, it warns on standard error."""
+def test_all_checks_finish_and_xla_never_gathers_an_array_to_change_its_layout(process, failures):
+  """If XLA gives up on a layout and gathers a whole array, it warns on standard error."""
   assert process.returncode == 0, process.stderr
-  assert failures['gradients_are_those_of_one_device'] is None  # their programs were compiled
+  assert failures['gradients_are_those_of_one_device'] is None  # so its programs were compiled
   assert failures['each_device_holds_an_eighth_of_every_parameter_and_moment'] is None
   assert 'rematerialization' not in process.stderr, process.stderr
 
 
-def test_a_check_that_ends_the_process_fails_and_so_do_those_after_it():
+def test_a_check_that_ends_the_process_fails_with_all_later_checks():
   ended = run_python(
     '-c',
     """

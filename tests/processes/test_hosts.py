@@ -1,4 +1,4 @@
-"""What the hosts of a run exchange, and how they find each other."""
+"""Runs on several hosts: connecting, exchanging values, training, and recovery from kills."""
 
 import contextlib
 import functools
@@ -70,7 +70,7 @@ for tokens, logp, correctness in ((3 + me, 1, .5), (3, 1 + me, .5), (3, 1, .5 / 
 
 
 def test_a_layout_is_restored_without_a_program():
-  """A program for each array, behind a collective, once filled the queue of a step."""
+  """Programs for single arrays, queued behind a collective, once filled the queue within a step."""
   on_two_hosts("""
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
@@ -89,7 +89,7 @@ assert not compiled.count, compiled.names
 
 @pytest.fixture
 def metadata():
-  """The addresses of two Cloud TPU metadata servers, one for each of two workers."""
+  """The addresses of the Cloud TPU metadata servers of two workers."""
 
   def server_of(number):
     class Handler(http.server.BaseHTTPRequestHandler):
@@ -149,8 +149,8 @@ with hosts.joined(hosts.Meeting()):
 
 
 @pytest.mark.parametrize('number', [0, 1])
-def test_a_host_that_waits_for_the_others_in_vain_says_so(number):
-  """XLA alone would abort the process."""
+def test_a_host_that_waits_too_long_for_the_others_says_so(number):
+  """Otherwise, XLA would abort the process."""
   script = f"""
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.runtime import hosts
@@ -162,7 +162,7 @@ except InputError as error:
   print(error.status, error)
 """
   ended = subprocess.run([sys.executable, '-c', script], capture_output=True, text=True, check=True)
-  assert ended.stdout.startswith('1 --coordinator_address=')  # the status: restart the host
+  assert ended.stdout.startswith('1 --coordinator_address=')  # status 1: restart the host
   assert 'cannot connect to each other (some hosts are still missing after 1 s)' in ended.stdout
 
 
@@ -171,20 +171,20 @@ except InputError as error:
 
 ON_HOSTS, RESUMED = 8, 4
 assert ON_HOSTS % tiny.SAVED_EVERY == RESUMED % tiny.SAVED_EVERY == 0
-# Of two hosts, each holds all parameters; heads are split while decoding.
+# Each of two hosts has all parameters. Heads are split in decoding.
 MESH = (
   '--config.mesh.training.data=2',
   '--config.mesh.training.fsdp=2',
   '--config.mesh.decoding.tensor=2',
 )
-# Of two hosts, each holds half of the parameters while training, and all while decoding.
+# Each of two hosts has half of the parameters in training, and all of them in decoding.
 SHARDED = ('--config.mesh.training.data=1', '--config.mesh.training.fsdp=4')
 ENDLESS = '--config.num_steps=9999'
 
 
 @pytest.fixture(scope='module')
 def run(tmp_path_factory, data, compiled):
-  """A function: the workdir of the same run on that many processes, with four devices in all."""
+  """Return a function from a number of processes, with four devices in total, to their workdir."""
   folder = tmp_path_factory.mktemp('hosts')
 
   def start(count):
@@ -193,13 +193,13 @@ def run(tmp_path_factory, data, compiled):
 
   @functools.cache
   def finish(*counts):
-    """Side by side."""
+    """Run these numbers of processes at the same time."""
     with contextlib.ExitStack() as stack:
       for pod in [stack.enter_context(start(count)) for count in counts]:
         pod.finish()
 
   def workdir(count):
-    finish(1, 2)  # which all tests need
+    finish(1, 2)  # all tests need these
     if count > 2:
       finish(count)
     return folder / f'{count}'
@@ -208,7 +208,7 @@ def run(tmp_path_factory, data, compiled):
 
 
 def records_of(workdir):
-  """Step -> its metrics without times."""
+  """Return {step: metrics without times}."""
   return {int(record['step']): record for record in tiny.untimed_records(workdir)}
 
 
@@ -220,7 +220,7 @@ def assert_close(records, expected, steps):
 
 
 def stored_buffers(workdir):
-  """Step -> the buffer in its checkpoint."""
+  """Return {step: the buffer in the step's checkpoint}."""
   folder = epath.Path(workdir) / 'checkpoints'
   return {
     step: buffer_files.read(folder / str(step) / 'buffer')
@@ -242,7 +242,7 @@ def test_more_processes_make_the_same_run(run, count):
 
 
 def on_one_and_two(folder, data, compiled, *flags):
-  """Step -> metrics of a run in one process, in folder/one, and of the same in two."""
+  """Run in one process (folder/one) and in two (folder/two); return {step: metrics} of both."""
   flags += f'--config.num_steps={ON_HOSTS}', f'--config.evaluation.every={ON_HOSTS}'
   with (
     Pod(folder / 'one', (1, 1), data, compiled, *flags) as one,
@@ -253,7 +253,7 @@ def on_one_and_two(folder, data, compiled, *flags):
   return records_of(folder / 'one'), records_of(folder / 'two')
 
 
-RULES = (  # stored responses are gated by the policy, and groups compared with earlier ones
+RULES = (  # the policy filters stored responses, and baselines depend on earlier groups
   '--config.replay.question_selection=headroom_drift',
   '--config.objective.baseline=history',
   '--config.optimizer.learning_rate=1e-3',
@@ -282,7 +282,7 @@ def test_responses_span_steps_in_the_same_way_on_more_processes(flags, data, com
 @pytest.mark.slow
 @pytest.mark.parametrize('carry', [False, True])
 def test_episodes_are_the_same_on_more_processes(carry, data, compiled, tmp_path):
-  """Each host has the environments of its share."""
+  """Each host runs the environments of its share of episodes."""
   flags = (
     *(CARRY if carry else ()),
     '--config.environment.name=tests.helpers.environments:Chance',
@@ -291,7 +291,7 @@ def test_episodes_are_the_same_on_more_processes(carry, data, compiled, tmp_path
     '--config.environment.workers=2',
   )
   expected, found = on_one_and_two(tmp_path, data, compiled, *flags)
-  for record in [*expected.values(), *found.values()]:  # what the clock decides
+  for record in [*expected.values(), *found.values()]:  # these depend on timing
     for name in ('environment/seconds', 'environment/idle_seconds', 'rollout/slots_busy'):
       record.pop(name, None)
   assert expected[ON_HOSTS]['environment/turns_max'] > 1 and expected[ON_HOSTS]['replay/rows']
@@ -307,9 +307,9 @@ def test_only_the_first_host_prints_and_writes(run):
 
 @pytest.fixture
 def workdir(run, tmp_path):
-  """A copy of what the run on four devices of one process had written after step RESUMED.
+  """A copy of the run in one process with four devices, as of step RESUMED.
 
-  The metrics of later steps are there too, and say that the scores got worse.
+  The metrics of later steps are still there, with falling scores.
   """
   shutil.copytree(run(1), tmp_path / 'run')
   records = metrics.read(tmp_path / 'run')
@@ -339,12 +339,12 @@ def test_a_run_can_be_resumed_on_twice_the_devices(run, data, compiled, workdir)
 def test_two_hosts_resume_stop_together_fall_back_together_and_end_when_one_dies(
   run, data, compiled, workdir
 ):
-  # The steps to repeat must not end the run on any host.
+  # The scores of steps that will be repeated must not end the run on any host.
   patient = '--config.evaluation.patience=1', f"--config.data.validation=('{data.train}',)"
   with Pod(workdir, (2, 2), data, compiled, *SHARDED, ENDLESS, *patient) as pod:
     pod.wait_until(lambda: f'step    {RESUMED + 2}/' in pod.log())
     assert f'resumed after step {RESUMED} ' in pod.log()
-    pod.processes[1].send_signal(signal.SIGTERM)  # the first must stop at the same step
+    pod.processes[1].send_signal(signal.SIGTERM)  # the first host must stop at the same step
     assert pod.exit_statuses() == [preemption.EXIT_CODE] * 2, pod.log()
     last = max(records_of(workdir))
     assert f'saved after step {last} of' in pod.log()
@@ -352,7 +352,7 @@ def test_two_hosts_resume_stop_together_fall_back_together_and_end_when_one_dies
 
   folder = workdir / 'checkpoints' / str(last)
   before = max(int(path.name) for path in folder.parent.iterdir() if path != folder)
-  # A part that the second host wrote, and that only the second host reads.
+  # A file that the second host wrote, and that only the second host reads.
   part = max(folder.glob('state/ocdbt.process_1/d/*'), key=lambda path: path.stat().st_size)
   part.write_bytes(part.read_bytes()[:100])
   with Pod(workdir, (2, 2), data, compiled, *SHARDED, ENDLESS) as pod:
@@ -383,9 +383,9 @@ def has_unfinished_checkpoint(workdir):
 
 
 def results(workdir):
-  """(buffer, state and cursor of the last step; what it carries; metrics; texts; records).
+  """Return (buffer, (state, cursor), partial groups, metrics, texts, records).
 
-  The metrics are those without times.
+  The first three are from the last step. The metrics lack times.
   """
   with checkpoint.open_manager(str(workdir)) as manager:
     last = manager.restore(
@@ -425,7 +425,7 @@ def test_twenty_kills_at_random_moments_change_nothing(more, data, compiled, tmp
           time.sleep(0.0005)
         time.sleep(0.02 * rng.random())
     kills_while_saving += has_unfinished_checkpoint(killed)
-    # A checkpoint is begun only when the one before it is complete.
+    # A checkpoint is started only after the previous checkpoint is complete.
     last_saved = max(checkpoint.steps(str(killed)), default=0)
     assert tiny.untimed_records(killed)[-1]['step'] - last_saved <= 2 * EVERY
   with Pod(killed, (1, 1), data, compiled, *FLAGS, *more) as pod:
@@ -437,17 +437,17 @@ def test_twenty_kills_at_random_moments_change_nothing(more, data, compiled, tmp
   assert of_killed[2:] == expected[2:]
   written = [len(one['tokens']) for *_, responses in expected[2] for one in responses]
   assert any(0 < count < tiny.RESPONSE for count in written) == bool(more)
-  assert not has_unfinished_checkpoint(killed)  # those left by kills were removed
+  assert not has_unfinished_checkpoint(killed)  # leftovers of kills were removed
 
 
-# ---- The shipped base policy of chains is what its command makes ----
+# ---- The shipped base policy of chains can be reproduced ----
 
 
 SCORES = 'eval/chains_test/pass@1', 'eval/chains_ood_to_500/pass@1'
 
 
 def first_scores(config, workdir, *overrides):
-  """The scores before the first step, of a run that takes none."""
+  """Return the initial scores of a run without steps."""
   flags = f'--config={config}', f'--workdir={workdir}', '--config.num_steps=0', *overrides
   subprocess.run([sys.executable, '-m', 'exgrpo_jax', 'train', *flags], check=True)
   record = json.loads((workdir / 'metrics.jsonl').read_text().splitlines()[0])
@@ -455,9 +455,9 @@ def first_scores(config, workdir, *overrides):
 
 
 @pytest.mark.slow
-def test_what_is_made_scores_what_is_shipped(tmp_path):
+def test_the_reproduced_policy_scores_like_the_shipped_policy(tmp_path):
   made = first_scores('chains_from_scratch', tmp_path / 'made', '--config.export.last=True')
   shipped = first_scores('chains', tmp_path / 'shipped')
-  assert made == pytest.approx(shipped, abs=0.06)  # an interval of 1,000 questions is this wide
+  assert made == pytest.approx(shipped, abs=0.06)  # about the interval for 1,000 questions
   again = f'--config.model.path={tmp_path}/made/export/last'
   assert first_scores('chains', tmp_path / 'again', again) == pytest.approx(made, abs=1e-9)

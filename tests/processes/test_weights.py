@@ -1,4 +1,4 @@
-"""Weights on several hosts: each reads its share, and the first writes the files."""
+"""Weights on several hosts: each host reads its share, and the first host writes the files."""
 
 import json
 import shutil

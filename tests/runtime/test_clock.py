@@ -1,4 +1,4 @@
-"""A step's phases, the time that a run still takes, and steps that hang."""
+"""Step phases, the estimated time left, hanging steps, the status line, and signals."""
 
 import contextlib
 import re
@@ -21,7 +21,7 @@ COMPILED = '/jax/core/compile/backend_compile_duration'
 
 
 @pytest.mark.parametrize('phase', ['grade', ''])
-def test_a_slow_step_is_reported_with_its_phase_and_again_when_it_has_taken_twice_as_long(
+def test_a_slow_step_is_reported_with_its_phase_and_again_after_twice_as_long(
   phase, monkeypatch, capsys
 ):
   monkeypatch.setattr(clock, 'LEAST_SECONDS', 0.1)
@@ -42,7 +42,7 @@ def test_a_slow_step_is_reported_with_its_phase_and_again_when_it_has_taken_twic
   assert re.match(rf'WARNING: {socket.gethostname()}: {step}', reports.splitlines()[-1])
 
 
-def test_the_first_steps_which_compile_and_have_no_median_are_not_reported(monkeypatch, capsys):
+def test_the_first_steps_are_not_reported_because_they_have_no_median(monkeypatch, capsys):
   monkeypatch.setattr(clock, 'LEAST_SECONDS', 0.01)
   with watched() as timed:
     timed.restart()
@@ -63,7 +63,7 @@ def test_a_clock_can_be_read_within_a_step():
   assert timed.now().step == 1 and 'time/plan' not in timed.seconds()
 
 
-# ---- Pace, on a clock that the tests turn ----
+# ---- Pace, with a fake clock ----
 
 
 @pytest.fixture
@@ -73,7 +73,7 @@ def compiled():
 
 @pytest.fixture
 def wait(monkeypatch, compiled):
-  """Lets seconds pass, in which a program may be compiled."""
+  """Return a function that lets time pass, during which a program may be compiled."""
   now = [1000.0]
   monkeypatch.setattr(time, 'monotonic', lambda: now[0])
 
@@ -90,7 +90,7 @@ def test_the_pace_is_the_median_of_recent_steps_that_did_not_compile(compiled, w
   wait(50, compiling=True)
   wait(2)
   run.finish_step()
-  assert run.seconds_left(9, 0) is None and run.seconds_left(0, 0) == 0  # nothing to go by
+  assert run.seconds_left(9, 0) is None and run.seconds_left(0, 0) == 0  # no timings yet
   for seconds in [9] * RECENT + [2] * (RECENT - 2) + [100]:
     wait(seconds)
     run.finish_step()
@@ -99,7 +99,7 @@ def test_the_pace_is_the_median_of_recent_steps_that_did_not_compile(compiled, w
   assert run.seconds_left(10, 0) == 20
 
 
-def test_evaluations_to_come_cost_what_they_have_cost_without_compiling(compiled, wait):
+def test_future_evaluations_are_estimated_from_past_ones_without_compilation(compiled, wait):
   run = Pace(compiled)
   with run.evaluation():
     wait(30, compiling=True)
@@ -107,14 +107,14 @@ def test_evaluations_to_come_cost_what_they_have_cost_without_compiling(compiled
   wait(50, compiling=True)
   run.finish_step()
   wait(2)
-  with run.evaluation():  # the step that it is part of is none the slower for it
+  with run.evaluation():  # it does not count in its step's time
     wait(10, compiling=True)
     wait(5)
   run.finish_step()
   assert run.seconds_left(8, 3) == 8 * 2 + 3 * 5
 
 
-def test_a_resumed_run_knows_its_evaluations_from_before(compiled, wait):
+def test_a_resumed_run_knows_the_times_of_earlier_evaluations(compiled, wait):
   unknown = Pace(compiled)
   known = Pace(compiled, [{'step': 0}, {'time/evaluate': 4.0, 'time/export': 2.0}])
   wait(2)
@@ -124,10 +124,10 @@ def test_a_resumed_run_knows_its_evaluations_from_before(compiled, wait):
   assert known.seconds_left(8, 1) == 16 + 6
 
 
-# ---- What the process says that it is doing ----
+# ---- The status line ----
 
 
-def test_what_is_being_done_is_named_from_the_outside_in():
+def test_the_status_line_lists_nested_blocks_from_the_outside_in():
   finished = []
   assert activity.now() == ''
   with activity.doing(lambda: f'step {len(finished) + 1}/9'):
@@ -136,16 +136,16 @@ def test_what_is_being_done_is_named_from_the_outside_in():
     with Clock()('old_logprobs'), activity.doing('12 of 256 responses'):
       assert activity.now() == 'step 2/9: old logprobs, 12 of 256 responses (0:00:00)'
     assert activity.now() == 'step 2/9 (0:00:00)'
-  with activity.doing(''):  # nothing to say yet
+  with activity.doing(''):  # no text yet
     assert activity.now() == ''
     with activity.doing('a'), activity.doing(''):
       assert activity.now() == 'a (0:00:00)'
   with pytest.raises(KeyError), activity.doing('a'), activity.doing('b'):
-    raise KeyError  # what failed is no longer being done
+    raise KeyError  # the failed block ends
   assert activity.now() == ''
 
 
-def test_the_program_that_is_compiled_is_named_until_its_block_ends():
+def test_the_status_line_names_a_compiling_program_until_its_block_ends():
   with activity.doing('step 1 of 60'):
     with activity.doing('learn'):
       activity.compiling('accumulate')
@@ -162,8 +162,8 @@ def test_the_program_that_is_compiled_is_named_until_its_block_ends():
   assert activity.now() == ''
 
 
-def test_a_program_is_named_while_it_is_compiled_and_no_longer():
-  """In this version of JAX."""
+def test_the_status_line_names_a_program_only_while_it_compiles():
+  """This depends on the installed JAX version's events."""
   said = []
 
   def listen(event, _, **__):
@@ -173,7 +173,7 @@ def test_a_program_is_named_while_it_is_compiled_and_no_longer():
   def slow(x):
     return jnp.sin(x) * 3
 
-  x = jnp.ones(3)  # made by a program of its own
+  x = jnp.ones(3)  # compiles a separate program
   with console.opened(silence=1e9), activity.doing('learn'):
     jax.monitoring.register_event_duration_secs_listener(listen)
     try:
@@ -187,7 +187,7 @@ def test_a_program_is_named_while_it_is_compiled_and_no_longer():
 # ---- Signals ----
 
 
-# One long call of C, during which Python runs no handler, as during a compilation.
+# One long call into C, during which Python runs no signal handler, as during a compilation.
 BUSY = """
 import hashlib, signal
 from exgrpo_jax.runtime import preemption
@@ -200,7 +200,7 @@ with preemption.listening():
 
 @pytest.mark.full
 @pytest.mark.parametrize('number', [signal.SIGINT, signal.SIGTERM])
-def test_the_second_signal_ends_a_process_that_is_busy_at_once(number):
+def test_the_second_signal_immediately_ends_a_busy_process(number):
   pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE)
   process = subprocess.Popen([sys.executable, '-c', BUSY], cwd=REPOSITORY, text=True, **pipes)
   assert process.stdout.readline() == 'ready\n', process.communicate()

@@ -1,4 +1,4 @@
-"""What a user sees while a command runs, on a terminal and elsewhere, and what is kept of it."""
+"""The output of a running command, on a terminal and elsewhere, and its log file."""
 
 import contextlib
 import logging
@@ -37,7 +37,7 @@ NEVER = 1e9  # seconds
       'exgrpo sweep --sweep=a.py --config=b.py:t4',
       'exgrpo sweep --sweep={here}/a.py --config={here}/b.py:t4',
     ),
-    # Another path would be another config, to which the workdir does not belong.
+    # A changed path would be a changed setting, which the workdir rejects.
     ('exgrpo train --config.data.train=x.jsonl', 'exgrpo train --config.data.train=x.jsonl'),
   ],
 )
@@ -64,7 +64,7 @@ def wait_until(condition):
 
 @contextlib.contextmanager
 def terminal(monkeypatch, width):
-  """A pseudo-terminal in place of both streams; yields a function of what was written to it."""
+  """Replace both streams by a pseudo-terminal; yield a function that returns its output."""
   master, slave = os.openpty()
   received = []
 
@@ -85,7 +85,7 @@ def terminal(monkeypatch, width):
   os.close(master)
 
 
-def test_a_terminal_has_a_line_that_says_what_is_being_done(monkeypatch, path):
+def test_a_terminal_shows_the_status_line(monkeypatch, path):
   tokens = [1234]
   long = 'a line ' + 'that is longer than the terminal is wide ' * 3
   with terminal(monkeypatch, width=60) as written:
@@ -101,13 +101,13 @@ def test_a_terminal_has_a_line_that_says_what_is_being_done(monkeypatch, path):
   lines = [line.rpartition('\r\x1b[2K')[2] for line in written().split('\r\n')]
   printed = [line for line in lines if re.search('line|warning|end', line)]
   assert [re.sub(r'\x1b\[[0-9;]*m', '', line) for line in printed] == [long, 'a warning', 'the end']
-  assert '\x1b[?25l' not in written()  # the cursor is never hidden: a kill would leave it so
+  assert '\x1b[?25l' not in written()  # a killed run could not show the cursor again
   start, *kept = path.read_text().splitlines()
   assert start.startswith('---- ') and sys.orig_argv[-1] in start
   assert kept == [long, 'a warning', 'the end']
 
 
-def test_what_is_being_done_is_wrapped_where_the_terminal_is_narrow(monkeypatch):
+def test_the_status_line_is_wrapped_on_a_narrow_terminal(monkeypatch):
   with terminal(monkeypatch, width=30) as written:
     with console.opened(), activity.doing('step 1/9: generate, 80 of 96 graded'):
       wait_until(lambda: 'step 1/9: generate, 80 of 96\r\ngraded (0:00:0' in written())
@@ -115,7 +115,7 @@ def test_what_is_being_done_is_wrapped_where_the_terminal_is_narrow(monkeypatch)
     wait_until(lambda: 'a line\r\n' in written())
 
 
-def test_elsewhere_a_line_says_so_after_a_silence_and_only_then(capsys, path):
+def test_elsewhere_the_status_line_is_printed_only_after_a_silence(capsys, path):
   with console.opened(str(path), silence=0.05), activity.doing('step 1/9'):
     wait_until(lambda: path.read_text().count('step 1/9') >= 2)
   out = capsys.readouterr().out
@@ -124,12 +124,12 @@ def test_elsewhere_a_line_says_so_after_a_silence_and_only_then(capsys, path):
     print('a', 'line')
     print('a warning', file=sys.stderr)
     time.sleep(0.05)
-  with console.opened(silence=0.01):  # nothing to say
+  with console.opened(silence=0.01):  # idle
     time.sleep(0.05)
   assert capsys.readouterr() == ('a line\n', 'a warning\n')
 
 
-def test_a_resumed_runs_lines_come_after_the_earlier_ones(path):
+def test_a_resumed_run_appends_to_the_log(path):
   for name in 'first', 'second':
     with console.opened(str(path), NEVER):
       print(name)
@@ -144,13 +144,13 @@ def test_a_resumed_runs_lines_come_after_the_earlier_ones(path):
   ('error', 'last'),
   [(InputError('the disk is full'), 'error: the disk is full'), (KeyError('x'), "KeyError: 'x'")],
 )
-def test_the_error_that_ends_a_run_is_kept(path, error, last):
+def test_the_log_contains_the_error_that_ends_a_run(path, error, last):
   with pytest.raises(type(error)), console.opened(str(path)):
     raise error
   assert path.read_text().splitlines()[-1] == last
 
 
-def test_what_libraries_log_is_kept(path, monkeypatch):
+def test_the_log_contains_log_messages_of_libraries(path, monkeypatch):
   monkeypatch.setattr(flags.FlagValues, 'is_parsed', lambda _: True)  # as in a command
   record = logging.LogRecord('orbax', logging.ERROR, 'x.py', 1, 'cannot write', None, None)
   with console.opened(str(path)):
@@ -158,13 +158,13 @@ def test_what_libraries_log_is_kept(path, monkeypatch):
   assert path.read_text().endswith('cannot write\n')
 
 
-def test_a_log_that_does_not_fit_on_the_disk_ends_nothing(capsys):
+def test_a_full_disk_for_the_log_does_not_end_a_run(capsys):
   with console.opened('/dev/full'):
     print('goes on')
   assert capsys.readouterr().out == 'goes on\n'
 
 
-def test_of_several_hosts_only_the_first_says_and_keeps_anything(path, monkeypatch, capsys):
+def test_only_the_first_host_prints_and_logs(path, monkeypatch, capsys):
   monkeypatch.setattr(hosts, 'is_first', lambda: False)
   with console.opened(str(path), silence=0.01), activity.doing('step 1/9'):
     time.sleep(0.05)

@@ -1,6 +1,6 @@
-"""Names of the Hub mean one commit, and what cannot be fetched is refused in one line.
+"""Each Hub name resolves to one commit, and failed downloads and uploads are one-line errors.
 
-Against a stand-in server, through huggingface_hub itself.
+The tests run huggingface_hub against a stand-in server.
 """
 
 import json
@@ -26,7 +26,7 @@ def served(tmp_path):
 
 
 def fetch(name='me/model', *patterns):
-  """The folder of a pinned model's files; of config.json if no patterns are given."""
+  """Fetch files of a pinned model, by default config.json; return their folder."""
   repository = hub.parse('model', name)
   return hub.fetch(hub.pinned(repository), patterns or ['config.json'])
 
@@ -37,7 +37,7 @@ def weights():
 
 
 def refusal(name='me/model', *patterns, status=2):
-  """The one line that says why a model cannot be fetched."""
+  """Return the error message of a model that cannot be fetched."""
   with pytest.raises(InputError) as refused:
     fetch(name, *(patterns or ['*']))
   assert '\n' not in str(refused.value) and refused.value.status == status
@@ -55,11 +55,11 @@ def refusal(name='me/model', *patterns, status=2):
     ),
   ],
 )
-def test_owner_and_name_are_a_name_and_all_else_is_a_path(text, parsed):
+def test_only_owner_and_name_are_parsed_as_a_hub_name(text, parsed):
   assert hub.parse('model', text) == parsed
 
 
-def test_only_the_files_that_are_wanted_are_fetched_and_each_once(served, tmp_path):
+def test_only_matching_files_are_fetched_and_each_only_once(served, tmp_path):
   folder = fetch()
   assert not any(path.endswith('model.safetensors') for path in served.fetched())
   assert fetch('me/model', '*.safetensors') == folder and folder.startswith(str(tmp_path))
@@ -67,7 +67,7 @@ def test_only_the_files_that_are_wanted_are_fetched_and_each_once(served, tmp_pa
   assert len(served.fetched()) == len(set(served.fetched())) == 2
 
 
-def test_a_name_means_one_commit_in_a_process_and_says_which(served, capsys):
+def test_a_process_resolves_a_name_once_and_prints_the_commit(served, capsys):
   (commit,) = served.repositories['model', 'me/model'].commits
   folder = fetch()
   served.repositories['model', 'me/model'].commit({'config.json': '{"a": 2}'})
@@ -85,16 +85,16 @@ def test_a_revision_is_a_branch_a_tag_or_a_commit(served):
       assert json.load(file) == {'a': value}
 
 
-def test_a_workdir_keeps_what_names_mean(served, tmp_path):
+def test_a_workdir_records_the_commits_of_names(served, tmp_path):
   folder = fetch()
   hub.record(str(tmp_path))
   served.repositories['model', 'me/model'].commit({'config.json': '{"a": 2}'})
   hub.recall(str(tmp_path))
-  assert fetch() != folder  # without a config.json no run has begun
+  assert fetch() != folder  # without a config.json, the workdir contains no run
   (tmp_path / 'config.json').write_text('{}')
   hub.recall(str(tmp_path))
   assert fetch() == folder
-  with hub.as_in('nowhere'):  # as another run sees it
+  with hub.as_in('nowhere'):  # this folder has no recorded commits
     assert fetch() != folder
   assert fetch() == folder
   (tmp_path / hub.FILE).write_text('{')
@@ -102,8 +102,8 @@ def test_a_workdir_keeps_what_names_mean(served, tmp_path):
     hub.recall(str(tmp_path))
 
 
-def test_a_broken_connection_is_taken_up_where_it_broke(served, monkeypatch):
-  monkeypatch.setattr(constants, 'DOWNLOAD_CHUNK_SIZE', 500_000)  # what is written at once: 10 MB
+def test_an_interrupted_download_resumes(served, monkeypatch):
+  monkeypatch.setattr(constants, 'DOWNLOAD_CHUNK_SIZE', 500_000)  # the default is 10 MB
   served.cuts['model.safetensors'] = 1_500_000
   assert weights() == WEIGHTS
   gets = [asked[1:] for asked in served.requests if asked[0] == 'GET']
@@ -111,12 +111,12 @@ def test_a_broken_connection_is_taken_up_where_it_broke(served, monkeypatch):
   assert ranges == [None, 'bytes=1500000-']
 
 
-def test_the_bars_of_the_library_are_for_terminals(capfd):
+def test_progress_bars_are_shown_only_on_terminals(capfd):
   fetch()
   assert capfd.readouterr().err == ''
 
 
-# ---- What cannot be fetched ----
+# ---- Failed downloads ----
 
 
 def test_a_name_or_a_revision_that_does_not_exist():
@@ -129,12 +129,12 @@ def test_a_name_or_a_revision_that_does_not_exist():
 
 def test_a_gated_model_without_a_token_and_with_one(served, monkeypatch):
   served.repositories['model', 'me/model'].needs_token = True
-  assert re.search(r'Accept its licence on http://\S+/me/model\. Then .*HF_TOKEN', refusal())
+  assert re.search(r'Accept its license on http://\S+/me/model\. Then .*HF_TOKEN', refusal())
   monkeypatch.setenv('HF_TOKEN', 'hf_abc')
   assert refusal().endswith('/me/model. Your token does not have access yet.')
 
 
-def test_offline_the_cache_is_used_and_what_it_lacks_is_named(monkeypatch):
+def test_offline_the_cache_is_used_and_missing_models_are_named(monkeypatch):
   folder = fetch()
   monkeypatch.setattr(constants, 'HF_HUB_OFFLINE', True)
   with hub.as_in('nowhere'):
@@ -144,7 +144,7 @@ def test_offline_the_cache_is_used_and_what_it_lacks_is_named(monkeypatch):
       assert message.endswith('a local folder instead, or set HF_ENDPOINT to a mirror of the Hub.')
 
 
-def test_without_a_network_it_is_said_what_cannot_be_reached(monkeypatch):
+def test_without_a_network_the_error_names_the_server(monkeypatch):
   folder = fetch()
   monkeypatch.setattr(constants, 'ENDPOINT', DOWN)
   with hub.as_in('nowhere'):
@@ -166,7 +166,7 @@ def test_a_full_disk(monkeypatch):
 
 @pytest.fixture
 def account(served, monkeypatch):
-  """The server, with a token to write as me or lab, one to read, and repositories of others."""
+  """The server, with a write token for me and lab, a read token, and others' repositories."""
   served.user(TOKEN, 'me', 'lab')
   served.user('hf_read', 'me', role='read')
   served.add('model', 'you/open', {})
@@ -238,7 +238,7 @@ def test_a_push_replaces_the_weights_that_are_there_and_keeps_other_files(accoun
     ('me/model', False, TOKEN, r'exists and is public\. Add --public, or choose another'),
   ],
 )
-def test_a_push_is_refused_before_anything_is_written(
+def test_a_push_is_rejected_before_anything_is_written(
   account, monkeypatch, name, public, token, message
 ):
   monkeypatch.setenv('HF_TOKEN', token)
@@ -251,7 +251,7 @@ def test_a_push_is_refused_before_anything_is_written(
 
 
 @pytest.mark.parametrize('broken', ['preupload', 'objects/batch', 'commit'])
-def test_a_push_that_breaks_off_changes_no_file(account, monkeypatch, broken):
+def test_an_interrupted_push_changes_no_file(account, monkeypatch, broken):
   account.add('model', 'me/policy', {'config.json': b'old'}, private=True)
   account.broken = (broken,)
   monkeypatch.setattr('time.sleep', lambda _: None)  # the library retries

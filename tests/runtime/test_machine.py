@@ -1,4 +1,4 @@
-"""Freed memory stays with the process, JAX takes nine tenths of a GPU, full memory is explained."""
+"""The machine: reuse of freed memory, the share of GPU memory, errors, and environment.json."""
 
 import json
 import os
@@ -34,7 +34,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 
 @pytest.mark.full
 @pytest.mark.skipif(sys.platform != 'linux', reason='the C library is not glibc')
-def test_a_large_array_reuses_the_pages_of_the_one_before_it_unless_there_is_an_accelerator():
+def test_large_arrays_reuse_freed_pages_unless_there_is_an_accelerator():
   def page_faults(device_file):
     command = [sys.executable, '-c', PAGE_FAULTS, device_file]
     return int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
@@ -42,7 +42,7 @@ def test_a_large_array_reuses_the_pages_of_the_one_before_it_unless_there_is_an_
   assert page_faults('/nowhere') < page_faults(sys.executable) / 10
 
 
-def test_the_environment_goes_before_the_share(monkeypatch):
+def test_environment_variables_override_the_share(monkeypatch):
   for chosen in ({}, {'XLA_CLIENT_MEM_FRACTION': '.5'}, {'XLA_PYTHON_CLIENT_MEM_FRACTION': '.5'}):
     monkeypatch.setattr(os, 'environ', dict(chosen))
     machine.take_share()
@@ -59,7 +59,7 @@ def test_the_environment_goes_before_the_share(monkeypatch):
     (ValueError('RESOURCE_EXHAUSTED: of a store'), False),
   ],
 )
-def test_where_memory_is_full_the_settings_that_take_it_are_named(error, is_full):
+def test_out_of_memory_errors_name_the_settings_to_lower(error, is_full):
   explained = machine.explained(lambda: 'x=1 needs the most.')
   with pytest.raises(InputError if is_full else type(error)) as raised, explained:
     raise error
@@ -76,7 +76,7 @@ def test_where_memory_is_full_the_settings_that_take_it_are_named(error, is_full
     ('avx512_bf16 amx_bf16 amx_tile', True, True),
   ],
 )
-def test_bfloat16_instructions_are_read_from_the_flags_of_the_cpu(
+def test_bfloat16_support_is_read_from_the_cpu_flags(
   flags, has_units, is_fast, tmp_path, monkeypatch
 ):
   if flags:
@@ -86,10 +86,10 @@ def test_bfloat16_instructions_are_read_from_the_flags_of_the_cpu(
   assert (machine.has_matrix_units(), machine.has_fast_bfloat16()) == (has_units, is_fast)
 
 
-# ---- What a run says of the machine, the versions and the command of each start ----
+# ---- environment.json: the machine, versions and command of each start ----
 
 
-def test_a_run_says_what_it_runs_on(recorded):
+def test_a_run_records_its_machine(recorded):
   (start,) = json.loads((recorded.workdir / 'environment.json').read_text())
   program = console.to_copy(sys.orig_argv[:1])
   assert start['first_step'] == 0 and start['command'].startswith(program)
@@ -110,7 +110,7 @@ def test_the_command_of_a_start_works_in_any_folder(monkeypatch):
   )
 
 
-def test_every_start_has_an_entry_and_what_is_not_json_is_refused(tmp_path):
+def test_every_start_has_an_entry_and_invalid_json_is_rejected(tmp_path):
   for first_step in (0, 5):
     environment.record_start(str(tmp_path), first_step, {})
   starts = json.loads((tmp_path / 'environment.json').read_text())
@@ -122,7 +122,7 @@ def test_every_start_has_an_entry_and_what_is_not_json_is_refused(tmp_path):
 
 @pytest.fixture
 def clone(tmp_path, monkeypatch):
-  """A small clone whose package is the one that runs; gives (folder, git)."""
+  """A small clone that contains the running package, as (folder, git)."""
 
   def git(*words):
     command = ['git', '-c', 'user.name=a', '-c', 'user.email=a@b', *words]
@@ -155,8 +155,8 @@ def test_without_git_and_within_another_projects_clone_there_is_no_commit(clone,
   assert environment.describe(0)['commit'] is None
 
 
-def test_the_peaks_of_memory_are_in_gib_and_the_devices_is_the_largest(monkeypatch):
-  assert set(environment.peak_memory()) == {'memory/host_peak'}  # a CPU does not say
+def test_peak_memory_is_in_gib_and_taken_from_the_fullest_device(monkeypatch):
+  assert set(environment.peak_memory()) == {'memory/host_peak'}  # CPUs report no peak
   assert 0.05 < environment.peak_memory()['memory/host_peak'] < 100
   devices = [
     types.SimpleNamespace(memory_stats=lambda peak=peak: {'peak_bytes_in_use': peak * 2**30})
@@ -172,17 +172,17 @@ def test_every_step_has_the_time_the_memory_and_the_learning_rate(recorded):
   assert times == sorted(times) and times[0] > 1.7e9
   for record in records[1:]:
     assert {'memory/host_peak', 'learning_rate', 'reward_std', 'reward_std_within'} <= set(record)
-  # A warm-up over 2 updates to 3e-3, two updates in a step: (1 + 2) / 3 / 2 of it, then all.
+  # Warm-up over 2 updates to 3e-3, two updates per step: mean factor (1 + 2) / 3 / 2, then 1.
   config = recorded.experiment.config.optimizer
   assert (config.warmup_updates, config.minibatches, config.learning_rate) == (2, 2, 3e-3)
   rates = [record['learning_rate'] for record in records[1:3]]
   assert rates == pytest.approx([1.5e-3, 3e-3])
 
 
-# ---- A single host, and where several meet; what several do is tested in tests/processes/ ----
+# ---- A single host, and how several connect; tests/processes/ tests the rest ----
 
 
-def test_a_single_host_has_all_shares_and_waits_for_nobody():
+def test_a_single_host_does_all_the_work_and_never_waits():
   with hosts.joined(Meeting(num_processes=1)):
     assert hosts.is_first() and hosts.is_own_share(1)
   assert hosts.all_gather([1]) == [[1]] and hosts.broadcast_from_first('a') == 'a'
@@ -202,19 +202,19 @@ def test_a_single_host_has_all_shares_and_waits_for_nobody():
     (Meeting('localhost:65536', 2, 1), '--coordinator_address=localhost:65536: the value must be'),
   ],
 )
-def test_a_meeting_that_is_incomplete_or_wrong_is_refused(meeting, message):
+def test_incomplete_or_wrong_meetings_are_rejected(meeting, message):
   with pytest.raises(InputError, match=re.escape(message)), hosts.joined(meeting):
     pass
 
 
-def test_a_port_that_is_taken_is_refused():
+def test_a_port_in_use_is_rejected():
   with socket.create_server(('', 0)) as taken:
     address = f'localhost:{taken.getsockname()[1]}'
     with pytest.raises(InputError, match=f'address={address}: host 0 cannot listen'):
       hosts.joined(Meeting(address, 2, 0)).__enter__()
 
 
-def test_what_jax_raises_while_hosts_connect_is_an_input_error(monkeypatch):
+def test_jax_errors_while_hosts_connect_are_input_errors(monkeypatch):
   def fail(**_):
     raise jax.errors.JaxRuntimeError('UNAVAILABLE: a reason')
 

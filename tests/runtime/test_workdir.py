@@ -1,4 +1,4 @@
-"""A workdir belongs to one config, of which a resumed run may change some settings."""
+"""Workdirs: each belongs to one config, and a resumed run may change only some settings."""
 
 import errno
 import fcntl
@@ -30,18 +30,18 @@ from exgrpo_jax.runtime.workdir import (
 
 @pytest.fixture
 def folder(tmp_path):
-  """Where a run has finished a step."""
+  """The workdir of a run that has finished a step."""
   (tmp_path / 'metrics.jsonl').write_text('{"step": 0}\n{"step": 1}\n')
   return tmp_path
 
 
-def test_the_config_of_an_earlier_version_may_have_settings_that_are_gone(config, folder):
+def test_the_config_of_an_earlier_version_may_have_removed_settings(config, folder):
   values = config.to_dict()
   values['rollout'] |= {'top_k': 0, 'top_p': 1.0, 'min_p': 0.0}
   (folder / 'config.json').write_text(json.dumps(values))
   check_workdir(config, str(folder))
   assert read_config(str(folder)).keys() == values.keys()
-  del values['num_epochs']  # newer
+  del values['num_epochs']  # earlier versions lack it
   (folder / 'config.json').write_text(json.dumps(values))
   assert read_config(str(folder))['num_epochs'] == 0
   values['rollout']['top_p'] = 0.9
@@ -50,7 +50,7 @@ def test_the_config_of_an_earlier_version_may_have_settings_that_are_gone(config
     check_workdir(config, str(folder))
 
 
-def test_a_run_older_than_a_setting_resumes_with_what_it_did(config, folder):
+def test_a_run_older_than_a_setting_keeps_its_behavior_when_resumed(config, folder):
   claim_workdir(config, str(folder))
   written = json.loads((folder / 'config.json').read_text())
   del written['grading']['verifier']
@@ -85,7 +85,7 @@ def test_a_run_older_than_a_setting_resumes_with_what_it_did(config, folder):
     'a dtype',
   ],
 )
-def test_a_workdir_of_another_config_is_refused_with_what_differs(
+def test_the_workdir_of_another_config_is_rejected_with_the_differences(
   config, folder, claimed, changes, found
 ):
   config = overridden(config, claimed)
@@ -103,7 +103,7 @@ def test_scores_on_other_questions_are_not_compared(config, folder):
   config = overridden(config, {'data.validation': ('a',), 'export.best': True})
   claim_workdir(config, str(folder))
   without = overridden(config, {'export.best_without': ('x',)})
-  check_workdir(without, str(folder))  # there is no score yet
+  check_workdir(without, str(folder))  # there are no scores yet
   (folder / 'export' / 'best').mkdir(parents=True)
   stops = {'export.best': False, 'evaluation.patience': 1, 'data.validation': ('b',)}
   for changed in (without, overridden(config, stops)):
@@ -119,7 +119,7 @@ def test_scores_on_other_questions_are_not_compared(config, folder):
     ({'optimizer.max_kl': 0.1}, {'microbatch.drop_zero_advantage': True}),
   ],
 )
-def test_a_run_older_than_a_refusal_resumes_without_the_ignored_setting(
+def test_a_run_older_than_a_check_resumes_without_the_ignored_setting(
   config, folder, settings, ignored
 ):
   config = overridden(config, settings)
@@ -127,7 +127,7 @@ def test_a_run_older_than_a_refusal_resumes_without_the_ignored_setting(
   check_workdir(config, str(folder))
 
 
-def test_a_policy_needs_its_own_model_settings_but_no_others(config, folder):
+def test_only_the_model_settings_of_a_policy_must_match(config, folder):
   claim_workdir(config, str(folder))
   check_policy(overridden(config, {'seed': 3, 'model.width': 64}), str(folder), ('lora', 'prompt'))
   message = r': config\.model\.width is 64, but the run was trained with 32\. Leave out --config'
@@ -136,7 +136,7 @@ def test_a_policy_needs_its_own_model_settings_but_no_others(config, folder):
 
 
 @pytest.mark.parametrize('dtype', ['bfloat16', 'float32', 'auto'])
-def test_the_dtype_auto_agrees_with_that_of_the_run(config, folder, dtype, capsys):
+def test_the_dtype_auto_matches_any_dtype_of_the_run(config, folder, dtype, capsys):
   claim_workdir(overridden(config, {'model.dtype': dtype}), str(folder))
   given = overridden(config, {'model.dtype': 'auto'})
   check_workdir(given, str(folder))
@@ -144,16 +144,16 @@ def test_the_dtype_auto_agrees_with_that_of_the_run(config, folder, dtype, capsy
   assert capsys.readouterr().out == ''
 
 
-def test_a_run_may_be_prolonged_observed_and_computed_differently(config, folder):
+def test_a_resumed_run_may_change_length_records_and_meshes(config, folder):
   claim_workdir(config, str(folder))
   changes = {'num_steps': 99, 'evaluation.every': 1, 'checkpoint.keep': 1, 'rollout.slots': 3}
   changes |= {'metrics.sampled_rows': 0, 'data.validation': ('arithmetic:test',)}
   changes |= {'rollout.drafts': '3', 'environment.keep_caches': False, 'logprob_check.every': 1}
-  changes |= {'evaluation.patience': 2}  # there were no scores to compare with
+  changes |= {'evaluation.patience': 2}  # there are no scores to compare with
   check_workdir(overridden(config, changes), str(folder))
 
 
-def test_with_epochs_the_number_of_steps_is_a_result_and_no_setting(config, folder, capsys):
+def test_with_epochs_the_number_of_steps_is_not_compared(config, folder, capsys):
   config = overridden(config, {'num_epochs': 1.0})
   claim_workdir(overridden(config, {'num_steps': 2}), str(folder))
   check_workdir(config, str(folder))
@@ -165,7 +165,7 @@ def test_with_epochs_the_number_of_steps_is_a_result_and_no_setting(config, fold
 
 
 @pytest.mark.parametrize('evaluated', [False, True])
-def test_a_start_that_finished_no_step_leaves_its_workdir_to_any_config(
+def test_any_config_may_use_the_workdir_of_a_start_that_finished_no_step(
   config, tmp_path, evaluated, capsys
 ):
   claim_workdir(config, str(tmp_path))
@@ -177,7 +177,7 @@ def test_a_start_that_finished_no_step_leaves_its_workdir_to_any_config(
     (tmp_path / 'evaluation').mkdir()
     (tmp_path / 'evaluation' / 'step_000000_sums.jsonl').write_text('{}\n')
   other = overridden(config, {'seed': 3})
-  release_workdir(config, str(tmp_path))  # the same config goes on
+  release_workdir(config, str(tmp_path))  # the same config may resume
   assert (tmp_path / 'config.json').exists() and capsys.readouterr().out == ''
   check_workdir(other, str(tmp_path))
   release_workdir(other, str(tmp_path))
@@ -196,7 +196,7 @@ def test_a_checkpoint_or_a_policy_keeps_the_workdir(config, tmp_path, finished):
   assert (tmp_path / 'config.json').exists()
 
 
-def test_a_workdir_is_made_where_it_is_missing_and_refused_where_it_cannot_be_written(tmp_path):
+def test_a_missing_workdir_is_created_and_an_unwritable_one_is_rejected(tmp_path):
   check_writable(str(tmp_path / 'new' / 'run'))
   assert list((tmp_path / 'new' / 'run').iterdir()) == []
   (tmp_path / 'file').write_text('')
@@ -204,7 +204,7 @@ def test_a_workdir_is_made_where_it_is_missing_and_refused_where_it_cannot_be_wr
     check_writable(str(tmp_path / 'file' / 'run'))
 
 
-# ---- A folder in which one process at a time may work, whatever becomes of that process ----
+# ---- Locks of folders, also after their owner dies ----
 
 
 HOLD = """
@@ -220,7 +220,7 @@ time.sleep(600)
 
 @pytest.fixture
 def hold(tmp_path):
-  """A function: a process that holds the lock as if it ran on a machine."""
+  """Return a function that starts a process that holds the lock as if it ran on `machine`."""
   started = []
 
   def start(machine):
@@ -252,8 +252,8 @@ def test_an_owner_is_named_and_its_death_frees_the_folder(hold, tmp_path):
     assert f'process {os.getpid()} on ' in (tmp_path / 'lock').read_text()
 
 
-def test_the_lock_of_a_machine_that_is_gone_is_waited_for(hold, tmp_path, monkeypatch, capsys):
-  """An NFS server keeps it for a while; who restarts preempted machines is not to be refused."""
+def test_a_run_waits_for_the_lock_of_a_dead_machine_to_expire(hold, tmp_path, monkeypatch, capsys):
+  """An NFS server keeps such a lock for a while. A restart after a preemption must not fail."""
   process = hold('another')
 
   def die(_):
@@ -265,15 +265,15 @@ def test_the_lock_of_a_machine_that_is_gone_is_waited_for(hold, tmp_path, monkey
     assert 'process 7 on other, at noon. Waiting up to' in capsys.readouterr().out
 
 
-def test_another_machine_that_goes_on_is_not_waited_for_forever(hold, tmp_path, monkeypatch):
+def test_a_run_does_not_wait_forever_for_the_lock_of_a_live_machine(hold, tmp_path, monkeypatch):
   hold('another')
   monkeypatch.setattr(workdir, 'LEASE_SECONDS', 0.0)
   with pytest.raises(InputError, match='process 7 on other'), held(tmp_path):
     pass
 
 
-def test_a_process_that_inherits_the_lock_keeps_it_after_the_owner(tmp_path):
-  """As the trials of a sweep that was killed."""
+def test_a_process_that_inherits_the_lock_keeps_it_after_its_parent_dies(tmp_path):
+  """The trials of a killed sweep do this."""
   with held(tmp_path) as descriptor:
     heir = subprocess.Popen(['sleep', '600'], pass_fds=[descriptor])
   try:
@@ -286,7 +286,7 @@ def test_a_process_that_inherits_the_lock_keeps_it_after_the_owner(tmp_path):
     pass
 
 
-def test_who_takes_turns_waits_and_says_so(hold, tmp_path, capsys):
+def test_in_turn_of_waits_and_says_so(hold, tmp_path, capsys):
   process = hold('here')
   started = time.monotonic()
   threading.Timer(0.2, process.kill).start()
@@ -299,9 +299,7 @@ def test_who_takes_turns_waits_and_says_so(hold, tmp_path, capsys):
 
 
 @pytest.mark.parametrize('take', [workdir.folder_held, workdir.in_turn_of])
-def test_where_the_file_system_has_no_locks_the_run_goes_on_with_a_warning(
-  take, tmp_path, monkeypatch, capsys
-):
+def test_a_run_without_file_locks_continues_with_a_warning(take, tmp_path, monkeypatch, capsys):
   def refuse(*_):
     raise OSError(errno.ENOSYS, 'Function not implemented')
 
@@ -317,7 +315,7 @@ def names(folder):
   return sorted(path.name for path in folder.iterdir())
 
 
-def test_a_file_takes_its_place_at_the_end(tmp_path):
+def test_a_file_is_replaced_at_the_end_of_the_block(tmp_path):
   path = tmp_path / 'made' / 'file.txt'
   for text in ('old', 'new'):
     with replacing(path) as unfinished:
@@ -326,7 +324,7 @@ def test_a_file_takes_its_place_at_the_end(tmp_path):
   assert path.read_text() == 'new' and names(path.parent) == ['file.txt']
 
 
-def test_what_fails_or_writes_nothing_leaves_what_was_there(tmp_path):
+def test_a_block_that_fails_or_writes_nothing_changes_nothing(tmp_path):
   path = tmp_path / 'file.txt'
   path.write_text('old')
 
@@ -342,7 +340,7 @@ def test_what_fails_or_writes_nothing_leaves_what_was_there(tmp_path):
   assert path.read_text() == 'old' and names(tmp_path) == ['file.txt']
 
 
-def test_what_a_kill_left_is_not_in_a_new_folder(tmp_path):
+def test_a_new_folder_contains_nothing_from_a_killed_writer(tmp_path):
   path = tmp_path / 'folder'
   with replacing(path) as unfinished:
     left = unfinished
@@ -356,7 +354,7 @@ def test_what_a_kill_left_is_not_in_a_new_folder(tmp_path):
 
 
 @pytest.mark.parametrize('killed_at', ['first rename', 'second rename', 'removal'])
-def test_a_folder_is_whole_wherever_its_writer_is_killed(killed_at, tmp_path, monkeypatch):
+def test_a_folder_is_complete_wherever_its_writer_is_killed(killed_at, tmp_path, monkeypatch):
   path = tmp_path / 'folder'
 
   def write(version):
@@ -388,7 +386,7 @@ def test_a_folder_is_whole_wherever_its_writer_is_killed(killed_at, tmp_path, mo
   assert [(path / name).read_text() for name in ('a', 'b')] == [expected] * 2
 
 
-def test_of_several_that_write_a_folder_the_first_wins(tmp_path):
+def test_the_first_of_several_writers_of_a_folder_wins(tmp_path):
   path = tmp_path / 'folder'
   with replacing(path, shared=True) as first, replacing(path, shared=True) as second:
     assert first != second
@@ -398,7 +396,7 @@ def test_of_several_that_write_a_folder_the_first_wins(tmp_path):
   assert (path / 'of').read_text() == second.name and names(tmp_path) == ['folder']
 
 
-def test_where_a_folder_cannot_be_put_it_is_an_error(tmp_path):
+def test_a_folder_that_cannot_be_renamed_into_place_is_an_error(tmp_path):
   (tmp_path / 'folder').write_text('a file')
   with pytest.raises(NotADirectoryError), replacing(tmp_path / 'folder', shared=True) as unfinished:
     unfinished.mkdir()

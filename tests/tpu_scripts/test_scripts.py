@@ -1,4 +1,4 @@
-"""What all scripts of tpu_scripts/ have in common: arguments, variables, --dry_run, errors."""
+"""The arguments, variables and errors of all scripts in tpu_scripts/, then GKE and worker.sh."""
 
 import os
 import pathlib
@@ -49,7 +49,7 @@ def test_scripts_are_executable_and_strict():
     assert first == 'set -euo pipefail', name
 
 
-def test_shellcheck_has_no_complaints():
+def test_shellcheck_reports_nothing():
   tool = shutil.which('shellcheck', path=f'{pathlib.Path(sys.executable).parent}:{os.defpath}')
   if not tool:
     pytest.skip("shellcheck is not installed; pip install -e '.[test]' installs it.")
@@ -60,7 +60,7 @@ def test_shellcheck_has_no_complaints():
 
 
 @pytest.mark.parametrize('script', COMMANDS)
-def test_a_dry_run_prints_commands_runs_none_and_refuses_what_it_does_not_know(script, place):
+def test_a_dry_run_only_prints_commands_and_rejects_unknown_arguments(script, place):
   lines = dry_run(place, script)
   assert {shlex.split(line)[0] for line in lines} <= {'cd', 'gcloud', 'xpk', 'mkdir', 'tar'}
   assert lines and not (place / 'exgrpo_jax_run-1').exists()
@@ -70,7 +70,7 @@ def test_a_dry_run_prints_commands_runs_none_and_refuses_what_it_does_not_know(s
 
 
 @pytest.mark.parametrize('script', COMMANDS)
-def test_a_variable_that_is_used_must_not_be_empty_and_is_explained(script, place):
+def test_an_empty_required_variable_is_an_error_that_explains_it(script, place):
   complete = dry_run(place, script)
   refused = []
   for name in VARIABLES:
@@ -85,7 +85,7 @@ def test_a_variable_that_is_used_must_not_be_empty_and_is_explained(script, plac
   assert 'PROJECT' in refused
 
 
-def test_a_malformed_value_is_refused(place):
+def test_a_malformed_value_is_rejected(place):
   malformed = dict(SPOT='maybe', NAME='Run_1', BUCKET='gs://my-bucket', RUN='/runs/first')
   malformed |= dict(POLL_SECONDS='a minute', MAX_FAILURES='-1')
   for name, value in malformed.items():
@@ -94,7 +94,7 @@ def test_a_malformed_value_is_refused(place):
     assert result.stderr.startswith(f"error: {name}='{value}' in ")
 
 
-def test_the_repository_leaves_empty_what_only_the_user_knows(place):
+def test_variables_that_only_the_user_knows_are_empty(place):
   result = subprocess.run(
     [SCRIPTS / 'resume.sh', '--dry_run'], env=environment(place), capture_output=True, text=True
   )
@@ -113,7 +113,7 @@ def test_a_script_stops_at_the_first_command_that_fails(place):
     assert len(calls(place)) == number
 
 
-def test_commands_of_a_dry_run_do_the_same_when_they_are_pasted(place):
+def test_pasted_commands_of_a_dry_run_do_the_same(place):
   lines = dry_run(place, 'launch.sh', RUN="it's a run")
   assert run(place, 'launch.sh', RUN="it's a run").returncode == 0
   subprocess.run(['bash', '-c', '\n'.join(lines)], env=environment(place), check=True)
@@ -150,7 +150,7 @@ def test_the_cluster_has_one_slice_and_sees_the_bucket_without_caches(place):
 
 @pytest.fixture
 def launch(place):
-  """Starts the workload; gives its call of xpk and a folder as the pod that it describes."""
+  """Start the workload; return the call of xpk and a folder that stands for the pod."""
   assert run(place, 'gke_launch.sh').returncode == 0
   (workload,) = calls(place)
   pod = place / 'pod'
@@ -159,7 +159,7 @@ def launch(place):
 
 
 def test_a_pod_installs_the_tree_and_runs_the_same_training(launch, place):
-  """It is restarted after preemptions and failures but not after a refusal."""
+  """It is restarted after preemptions and failures, but not if it rejects its input."""
   workload, pod = launch
   assert workload.words == ('workload', 'create')
   expected = {'workload': 'run-1', 'tpu-type': 'v5litepod-16', 'num-slices': '1'}
@@ -182,7 +182,7 @@ def test_keys_reach_the_workload_through_a_file(place):
   assert 'secret' not in (place / 'calls').read_text()
 
 
-def test_sigterm_to_a_pod_reaches_training_and_its_exit_code_is_the_pods(launch, place):
+def test_sigterm_to_a_pod_reaches_training_and_the_pod_returns_its_exit_code(launch, place):
   workload, pod = launch
   trains = 'trap "exit 75" TERM; echo ready; while true; do sleep .1; done'
   fake(place, 'python', f'[[ $2 == pip ]] || {{ {trains}; }}')
@@ -203,7 +203,7 @@ def test_delete_removes_the_workload_or_the_cluster_and_asks_first(place):
   assert calls(place) == [in_cluster(DELETE_WORKLOAD), in_cluster(DELETE_CLUSTER)]
 
 
-# ---- tpu_scripts/worker.sh: what runs on a worker, with real processes ----
+# ---- tpu_scripts/worker.sh, with real processes ----
 
 
 # Trains until SIGTERM.
@@ -247,18 +247,18 @@ def test_a_worker_runs_one_training_at_a_time_and_stops_it_with_sigterm(place):
   assert worker(place, 'free').returncode == 0
 
 
-def test_a_worker_kills_training_that_does_not_stop_and_says_that_it_was_killed(place):
+def test_a_worker_kills_training_that_does_not_stop_and_says_so(place):
   start(place, 'trap "" TERM; echo ready; while true; do sleep .1; done')
   await_log(place, 'ready')
   assert worker(place, 'stop', STOP_SECONDS='1').returncode == 0
   await_status(place, 'lost')
 
 
-def test_a_worker_makes_its_venv_once_and_again_if_it_is_incomplete(place):
+def test_a_worker_creates_its_venv_once_unless_it_is_incomplete(place):
   fake_cloud(place)
   left = place / 'exgrpo' / 'venv' / 'bin' / 'left'
   left.parent.mkdir(parents=True)
-  left.touch()  # by a uv that was killed
+  left.touch()  # left over from a killed uv
   for _ in range(2):
     result = worker(place, 'install')
     assert result.returncode == 0, result.stderr
@@ -293,7 +293,7 @@ def test_metrics_reach_the_bucket_while_training_runs(place):
   assert calls(place)[0].words == (f'{place}/metrics.jsonl',)
 
 
-def test_in_the_foreground_a_worker_exits_as_training_does_and_passes_sigterm_on(place):
+def test_in_the_foreground_a_worker_forwards_sigterm_and_the_exit_code(place):
   assert worker(place, 'run', '/none', 'bash', '-c', 'exit 5').returncode == 5
   command = [SCRIPTS / 'worker.sh', 'run', '/none', 'bash', '-c', TRAIN]
   with background(place, command, stdout=subprocess.PIPE) as process:

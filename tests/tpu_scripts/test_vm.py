@@ -48,7 +48,7 @@ def cloud(place):
 
 
 def await_marks(cloud, name):
-  """Waits until training has written the file on both workers; gives their homes and the files."""
+  """Wait until training has written the file on both workers; return their homes and the files."""
   homes = [cloud / number for number in '01']
   marks = [home / 'exgrpo' / 'tree' / name for home in homes]
   wait_until(lambda: all(mark.exists() for mark in marks), lambda: calls(cloud))
@@ -58,7 +58,7 @@ def await_marks(cloud, name):
 # Creating and deleting.
 
 
-def test_create_requests_spot_capacity_only_if_it_is_wanted(place):
+def test_create_requests_spot_capacity_only_if_spot_is_yes(place):
   assert dry_calls(place, 'create.sh')[0] == CREATE_SPOT
   assert dry_calls(place, 'create.sh', SPOT='no')[0] == CREATE
 
@@ -106,7 +106,7 @@ def test_delete_asks_first(place):
 
 
 def test_set_up_installs_this_tree_and_launch_starts_the_same_training_on_all_workers(cloud):
-  """Detached, in the tree, with quotes and spaces in the arguments intact."""
+  """Training runs detached, in the tree, with quotes and spaces in the arguments intact."""
   stale = cloud / '1' / 'exgrpo' / 'tree' / 'stale.py'
   stale.parent.mkdir(parents=True)
   stale.touch()
@@ -124,7 +124,7 @@ def test_set_up_installs_this_tree_and_launch_starts_the_same_training_on_all_wo
   assert {call.cwd for call in calls(cloud, 'python')} == set(map(str, trees))
 
 
-def test_set_up_packs_what_an_installation_needs_and_nothing_else(place):
+def test_set_up_packs_only_what_an_installation_needs(place):
   assert run(place, 'set_up.sh').returncode == 0
   archive = place / 'exgrpo_jax_run-1' / 'tree.tar.gz'
   listing = subprocess.run(['tar', '-tzf', archive], capture_output=True, text=True, check=True)
@@ -142,7 +142,7 @@ def test_set_up_packs_what_an_installation_needs_and_nothing_else(place):
   assert changes_by(place) == ['copy', 'install']
 
 
-def test_set_up_spares_a_tree_that_training_runs_from_and_stop_ends_it_on_all_workers(cloud):
+def test_set_up_never_replaces_a_tree_in_use_and_stop_ends_training_on_all_workers(cloud):
   fake_cloud(cloud, train=WAITS_FOR_SIGTERM)
   assert run(cloud, 'set_up.sh').returncode == 0
   assert run(cloud, 'launch.sh').returncode == 0
@@ -164,7 +164,7 @@ KEY = 'secret-0123456789'
 REPORTS_KEY = '[[ $WANDB_API_KEY == secret-0123456789 ]] && touch has_key'
 
 
-def test_a_key_reaches_training_and_neither_a_command_line_nor_a_log(cloud):
+def test_a_key_reaches_training_but_no_command_line_or_log(cloud):
   (cloud / 'keys').write_text(f'# mine\nWANDB_API_KEY={KEY}\n')
   fake_cloud(cloud, train=f'{RECORD}\n{REPORTS_KEY}')
   for script in ('set_up.sh', 'launch.sh'):
@@ -176,13 +176,13 @@ def test_a_key_reaches_training_and_neither_a_command_line_nor_a_log(cloud):
   for home in homes:
     assert (home / 'exgrpo' / 'private').stat().st_mode & 0o77 == 0
     assert KEY not in (home / 'exgrpo' / 'log').read_text()
-  # A later set-up without the file takes it away.
+  # A later set-up without the file deletes it.
   (cloud / '0' / 'exgrpo' / 'exit_code').touch()
   assert run(cloud, 'set_up.sh').returncode == 0
   assert not (cloud / '0' / 'exgrpo' / 'private' / 'env').exists()
 
 
-def test_a_missing_file_of_keys_is_refused_before_anything_is_done(place):
+def test_a_missing_key_file_is_rejected_before_anything_is_done(place):
   for script in ('resume.sh', 'set_up.sh', 'gke_launch.sh'):
     result = run(place, script, ENV_FILE='/nowhere')
     assert result.returncode == 2 and "error: ENV_FILE='/nowhere' in " in result.stderr
@@ -224,7 +224,7 @@ def test_fetch_copies_the_results_and_checkpoints_only_with_all(place):
   assert dry_calls(place, 'fetch.sh', '--all') == [mkdir, copy_all]
 
 
-# ---- tpu_scripts/resume.sh: what it does in each state of the slice and of training ----
+# ---- tpu_scripts/resume.sh in each state of the slice and of training ----
 
 
 RUNNING, IDLE = r'exgrpo: running\nexgrpo: running', r'exgrpo: idle\nexgrpo: idle'
@@ -262,9 +262,9 @@ REPLACE = ['delete', 'create', *RESTART]
     (LOST | dict(requests=SUSPENDED), REPLACE),
     (LOST | dict(requests=PREEMPTED, nodes=['READY', 'PREEMPTED', 'READY']), REPLACE),
     (dict(statuses=[RUNNING, FAILED, RUNNING, DONE]), RESTART),
-    # Only exit code 2 is a refusal.
+    # Only exit code 2 means that the input was rejected.
     (dict(statuses=[r'exgrpo: exit_code 255\nexgrpo: running', DONE]), RESTART),
-    # From before resume.sh started: the cause may have been fixed, or the run made longer.
+    # Exit codes from before resume.sh started: the cause may be fixed, or the run is now longer.
     (dict(statuses=[REFUSED, RUNNING, DONE]), RESTART),
     (dict(statuses=[DONE, RUNNING, DONE]), RESTART),
   ],
@@ -293,7 +293,7 @@ esac"""
     # The connection breaks, but training has started.
     ('worker.sh start', 99, [FAILED, RUNNING, FAILED], 'training failed 2 times without', 1),
     ('no call', 0, [FAILED], 'training failed 2 times without a new checkpoint', 1),
-    # A refusal from before the start of resume.sh counts only after a restart.
+    # An exit code 2 from before resume.sh started counts only after a restart.
     ('tpu-vm scp', 2, [REFUSED], 'training rejected its config, a flag or a file', 1),
   ],
 )
@@ -307,7 +307,7 @@ def test_resume_counts_a_failure_again_only_after_a_restart(
   assert changes_by(place).count('start') == starts
 
 
-def test_resume_goes_on_as_long_as_there_are_new_checkpoints(place):
+def test_resume_continues_as_long_as_there_are_new_checkpoints(place):
   answer(place, **READY | dict(statuses=[FAILED] * 4 + [DONE]))
   listing = r'gs://b/r/checkpoints/9/\ngs://b/r/checkpoints/%s/' '\n'
   (place / 'checkpoints').write_text(''.join(listing % step for step in range(50, 100, 10)))
@@ -325,7 +325,7 @@ def test_resume_goes_on_as_long_as_there_are_new_checkpoints(place):
     (dict(requests=['FAILED']), 'the request for run-1 failed'),
   ],
 )
-def test_resume_ends_and_changes_nothing_after_a_refusal_and_where_gcloud_fails(
+def test_resume_ends_without_changes_if_training_rejects_its_input_or_gcloud_fails(
   answers, message, place
 ):
   answer(place, **READY | answers)
@@ -341,7 +341,7 @@ def test_resume_ends_and_changes_nothing_after_a_refusal_and_where_gcloud_fails(
       dict(PYTHON=sys.executable, CONFIG='configs/smok.py'),
       ['error: --config=configs/smok.py: there is no such file', 'nothing was done. Fix CONFIG'],
     ),
-    # A check that fails itself does not blame the config.
+    # If the check itself fails, the message does not blame the config.
     (dict(PYTHON='exits_1'), ['could not be checked, so nothing was done. If neither the network']),
     (dict(PYTHON='exits_127'), ['cannot check the config: A Python on this machine']),
   ],
@@ -365,7 +365,7 @@ def test_a_dry_run_of_resume_prints_a_whole_round(place):
   assert commands[-1].words == ('storage', 'ls', 'gs://my-bucket/runs/first/checkpoints/')
 
 
-# Has the slice preempted as soon as both workers train, and finishes on the next slice.
+# Preempt the slice as soon as both workers train, and finish on the next slice.
 TRAIN = (
   RECORD
   + r"""

@@ -1,4 +1,4 @@
-"""Several epochs over a step's rows, against the formula and AdamW written out."""
+"""Several epochs over a step's rows, compared with the formula and a plain AdamW."""
 
 import dataclasses
 import functools
@@ -39,17 +39,17 @@ ADAM = optimizer.OptimizerConfig(
   weight_decay=0.1,
   clip_norm=0.03,
 )
-NUM_UPDATES = 3 * EPOCHS * MINIBATCHES  # of a run of three steps
+NUM_UPDATES = 3 * EPOCHS * MINIBATCHES  # for a run of three steps
 
 
 @functools.cache
 def start():
-  """The initial parameters, on the host."""
+  """Return the initial parameters on the host."""
   return jax.device_get(initial_params(SHAPE, one_device(), lambda x: 2 * x))
 
 
 def policy(params, tokens_BT):
-  """(log-probability, entropy) [B, T] of each token, 0 for the first, from all logits."""
+  """Return [log-probability, entropy], each [B, T], from all logits; 0 for the first token."""
   hidden_BTD = model.hidden_states(SHAPE, params, tokens_BT)
   logp_BTV = jax.nn.log_softmax(hidden_BTD[:, :-1] @ model.unembedding(SHAPE, params))
   logp_BT = jnp.take_along_axis(logp_BTV, tokens_BT[:, 1:, None], -1)[..., 0]
@@ -59,9 +59,9 @@ def policy(params, tokens_BT):
 
 @functools.cache
 def rows():
-  """A step's batch: two of four groups end in a replayed row, whose writer was another policy.
+  """Return a step's batch, in which two of four groups end with a row from another policy.
 
-  The sampler rounds otherwise than the trainer, and some terms have a weight.
+  The sampler's rounding differs from the trainer's, and some terms have weights.
   """
   rng, B = np.random.default_rng(0), Q * K
   tokens_BT = rng.integers(0, VOCABULARY, (B, T)).astype(np.int32)
@@ -88,7 +88,7 @@ def rows():
 @functools.partial(jax.jit, static_argnums=2)
 @functools.partial(jax.value_and_grad, has_aux=True)
 def loss_of(params, batch, first):
-  """(loss, log-ratio of each token [B, T]) of docs/algorithm.md."""
+  """Return (loss, log-ratio of each token [B, T]) as defined in docs/algorithm.md."""
   mask_BT, advantage_B1 = batch.response_mask_BT, batch.advantage_B[:, None]
   logp_BT, entropy_BT = policy(params, batch.tokens_BT)
   own_BT = jax.lax.stop_gradient(logp_BT) if first else batch.old_logp_BT
@@ -104,7 +104,7 @@ def loss_of(params, batch, first):
 
 
 def adamw(params, moments, gradient, count):
-  """AdamW in float64: clipped by norm, a warm-up of two updates, then linear to 0 at the end."""
+  """Apply AdamW in float64: clipping by norm, warm-up over two updates, then linear decay to 0."""
   leaves, tree = jax.tree.flatten(params)
   gradients_64 = [np.asarray(leaf, np.float64) for leaf in jax.tree.leaves(gradient)]
   norm = np.sqrt(sum((leaf**2).sum() for leaf in gradients_64))
@@ -124,7 +124,7 @@ def adamw(params, moments, gradient, count):
 
 @dataclasses.dataclass
 class Expected:
-  """An update of the formula: the parameters after it, and what was measured before it."""
+  """An expected update: the parameters after it, and the measurements before it."""
 
   params: object
   loss: float
@@ -137,14 +137,14 @@ class Expected:
 
 @functools.cache
 def expected():
-  """The updates of all epochs."""
+  """Return the expected updates of all epochs."""
   params, moments, found = jax.tree.map(np.float64, start()), {}, []
   for epoch in range(EPOCHS):
     order_Q = np.arange(Q)
     if epoch:
       key = np.random.SeedSequence(SEED, spawn_key=(EPOCH_ORDER, STEP, epoch))
       order_Q = np.random.default_rng(key).permutation(Q)
-      assert set(order_Q[:2]) not in ({0, 1}, {2, 3})  # so the minibatches are others
+      assert set(order_Q[:2]) not in ({0, 1}, {2, 3})  # so the minibatches change
     for groups in np.split(order_Q, MINIBATCHES):
       part_B = np.concatenate([np.arange(K) + group * K for group in groups])
       batch = jax.tree.map(lambda x, part_B=part_B: x[part_B], rows())
@@ -163,11 +163,11 @@ def expected():
   return found
 
 
-# ---- What the loop does ----
+# ---- The loop ----
 
 
 def learn(**changes):
-  """(parameters after the step, metrics, sums by epoch) of loop.learn."""
+  """Run loop.learn; return (parameters after the step, sums by epoch)."""
   config, mesh = dataclasses.replace(ADAM, **changes), one_device()
   spec = gradients.UpdateSpec(
     microbatch=gradients.MicrobatchConfig(),
@@ -196,7 +196,7 @@ def learn(**changes):
 
 
 def assert_moved(params, expected_params):
-  """Within a thousandth of the way from the start."""
+  """Assert that the error is below a thousandth of the distance from the start."""
 
   def distance(tree, other):
     gaps = jax.tree.map(lambda x, y: np.sum((np.float64(x) - y) ** 2), tree, other)
@@ -211,7 +211,7 @@ def mean(values):
 
 
 def test_two_epochs_of_two_minibatches_are_four_updates_of_the_formula():
-  """Loss, gradient and parameters; the clip acts, and replayed rows have ratios of their own."""
+  """Loss, gradient and parameters match. Some ratios are clipped, and replayed rows differ."""
   params, sums = learn()
   assert_moved(params, expected()[-1].params)
   for number, own in enumerate(sums):
@@ -238,7 +238,7 @@ def test_no_update_follows_once_the_kl_exceeds_its_limit(stop):
   assert_moved(params, expected()[stop - 1].params)
   assert [own['updates'] for own in sums] == [2, max(0, stop - 1)]
   assert sum(own['skipped_by_kl'] for own in sums) == EPOCHS * MINIBATCHES - stop
-  measured = expected()[: stop + 1]  # also the one that showed it and was not learned from
+  measured = expected()[: stop + 1]  # including the minibatch that exceeded the limit
   assert sum(own['loss'] for own in sums) == pytest.approx(
     sum(one.loss for one in measured), rel=1e-3
   )

@@ -1,4 +1,4 @@
-"""From a Hugging Face folder to training to a Hugging Face folder to training."""
+"""Round trips: train from a Hugging Face folder, export to another, and train from the export."""
 
 import dataclasses
 import io
@@ -37,14 +37,14 @@ STORED = CHECKPOINTS / 'qwen2_tied'
 
 
 def run_command(name, *arguments, **environment):
-  """What a command prints; asserts that it succeeds."""
+  """Run a command, assert that it succeeds, and return its output."""
   outcome = forked.run_one([name, *arguments], **environment)
   assert outcome.status == 0, outcome.err
   return outcome.out
 
 
 def write(run, out, dtype=None):
-  """What the export command does, in this process."""
+  """Run the export command in this process."""
   command.main(
     types.SimpleNamespace(
       checkpoint=str(run),
@@ -60,7 +60,7 @@ def write(run, out, dtype=None):
 
 
 def train(checkpoint_folder, workdir, data, compiled, *flags):
-  """What training from a Hugging Face checkpoint prints."""
+  """Train from a Hugging Face checkpoint; return the output."""
   return run_command(
     'train',
     f'--config={TINY_CONFIG}',
@@ -88,7 +88,7 @@ def bytes_of(folder):
 
 @pytest.fixture(scope='module')
 def hub(data, tmp_path_factory):
-  """A stand-in for the Hub that has the stored checkpoint and the training questions."""
+  """A stand-in for the Hub with the stored checkpoint and the training questions."""
   with hub_server.serving() as served, served.in_use(tmp_path_factory.mktemp('huggingface')):
     licence = '---\nlicense: apache-2.0\n---\n'
     served.add('model', 'tiny/Qwen2', bytes_of(STORED) | {'README.md': licence})
@@ -100,7 +100,7 @@ def hub(data, tmp_path_factory):
 
 @pytest.fixture(scope='module')
 def run(hub, data, compiled, tmp_path_factory):
-  """The workdir of a run of three steps from the stored checkpoint; all is named on the Hub."""
+  """The workdir of a run of three steps. Its checkpoint and questions have names on the Hub."""
   workdir = tmp_path_factory.mktemp('from_hugging_face')
   named = types.SimpleNamespace(**vars(data) | {'train': 'tiny/sums:train'})
   printed = train('tiny/Qwen2', workdir, named, compiled, '--config.num_steps=3')
@@ -114,7 +114,7 @@ def run(hub, data, compiled, tmp_path_factory):
 
 @pytest.fixture(scope='module')
 def exported(run, tmp_path_factory):
-  """The folder that the export command wrote from that run."""
+  """The folder to which the export command exported that run."""
   out = tmp_path_factory.mktemp('exported') / 'policy'
   printed = run_command('export', f'--checkpoint={run}', f'--out={out}')
   assert f'{out}: the policy after step 3' in printed
@@ -126,7 +126,7 @@ def tensors(folder):
 
 
 def test_training_starts_from_the_checkpoints_weights(run):
-  """After three steps at a small rate the weights are near the checkpoint's, but not equal."""
+  """After three steps at a small rate, weights are close to the checkpoint's but not equal."""
   start, last = tensors(STORED), tensors(run / 'export' / 'last')
   assert start.keys() == last.keys()
   moved = {name: np.abs(last[name] - start[name]).max() for name in start}
@@ -134,7 +134,7 @@ def test_training_starts_from_the_checkpoints_weights(run):
   assert sum(size > 0 for size in moved.values()) > len(moved) * 0.9
 
 
-def test_a_run_goes_on_with_the_commits_that_it_began_with(run, hub):
+def test_a_resumed_run_uses_the_commits_of_its_first_start(run, hub):
   began = {name: list(found.commits) for (_, name), found in hub.repositories.items()}
   for found in hub.repositories.values():
     found.commit({'README.md': 'all else is gone'})
@@ -145,7 +145,7 @@ def test_a_run_goes_on_with_the_commits_that_it_began_with(run, hub):
   assert json.loads((run / 'hub.json').read_text()) == {
     f'{kind}s/{name}@main': began[name][0] for kind, name in hub.repositories
   }
-  assert hub.requests[asked:] == []  # the cache has all of it
+  assert hub.requests[asked:] == []  # everything is in the cache
 
 
 def test_an_export_is_the_checkpoint_with_its_tokenizer_and_config(run, exported):
@@ -159,19 +159,19 @@ def test_an_export_is_the_checkpoint_with_its_tokenizer_and_config(run, exported
     assert (exported / name).read_bytes() == (STORED / name).read_bytes()
   start, end = (json.loads((folder / 'config.json').read_text()) for folder in (STORED, exported))
   assert end == start | {'torch_dtype': 'float32'}
-  # What training exports at its end is the same.
+  # Training exports the same files at its end.
   assert bytes_of(run / 'export' / 'last') == bytes_of(exported)
 
 
 def pushed(hub, name):
-  """File name -> content of what a repository of the Hub received."""
+  """Return {file name: content} of a repository on the Hub."""
   repository = hub.repositories['model', name]
   files = dict(repository.commits[repository.branches['main']])
   del files['.gitattributes']
   return files
 
 
-def test_what_is_published_is_the_export_and_loads_again(hub, run, exported, tmp_path):
+def test_a_published_model_is_the_export_and_can_be_loaded(hub, run, exported, tmp_path):
   hub.user('hf_me', 'me')
   printed = run_command('export', f'--checkpoint={run}', '--push=me/policy', HF_TOKEN='hf_me')
   assert printed.endswith(f'{hub.url}/me/policy: the policy after step 3, private\n')
@@ -185,7 +185,7 @@ def test_what_is_published_is_the_export_and_loads_again(hub, run, exported, tmp
     *('| data_evaluation (validation) |', f' {score:.3f} (', 'vllm serve me/policy'),
   ):
     assert phrase in card.decode(), phrase
-  # From the name alone, as a user of the model; its card goes along, and the best policy has one.
+  # A user loads the model by name. Its card is published too, and the best policy has a card.
   for source, name in (('me/policy', 'me/again'), (run / 'export' / 'best', 'me/best')):
     out = tmp_path / name
     flags = [f'--model={source}', f'--out={out}', f'--push={name}', '--public']
@@ -198,7 +198,7 @@ def test_what_is_published_is_the_export_and_loads_again(hub, run, exported, tmp
   assert all(np.array_equal(value, again[key]) for key, value in tensors(exported).items())
 
 
-def test_an_upload_that_fails_leaves_the_export_and_says_how_to_go_on(hub, run, tmp_path):
+def test_a_failed_upload_keeps_the_export_and_says_how_to_continue(hub, run, tmp_path):
   hub.user('hf_me', 'me')
   hub.broken = ('/commit/',)
   out = tmp_path / 'two words'
@@ -214,7 +214,7 @@ def test_an_upload_that_fails_leaves_the_export_and_says_how_to_go_on(hub, run, 
 
 
 @pytest.mark.parametrize('flags', [['--checkpoint={run}', '--step=9'], ['--model=/no/model']])
-def test_nothing_is_created_for_an_export_that_fails(hub, run, flags):
+def test_a_failed_export_creates_nothing(hub, run, flags):
   hub.user('hf_me', 'me')
   flags = [flag.format(run=run) for flag in flags]
   outcome = forked.run_one(['export', *flags, '--push=me/none'], HF_TOKEN='hf_me')
@@ -250,8 +250,8 @@ def test_transformers_reads_the_export_of_a_run(exported):
   assert np.abs(logits_TV - expected_TV).max() < 1e-4
 
 
-def test_the_best_policy_is_that_of_the_best_evaluation(run):
-  """Ties go to the earliest; the evaluation before the first step does not count."""
+def test_the_best_policy_is_from_the_best_evaluation(run):
+  """The earliest wins a tie. The evaluation before the first step does not count."""
   records = metrics.read(run)[1:]
   scores = {record['step']: record['eval/data_evaluation/pass@1'] for record in records}
   assert sorted(scores) == [1, 2, 3]
@@ -267,7 +267,7 @@ def test_a_better_policy_replaces_the_best_and_a_worse_one_does_not(recorded, tm
   kept = []
   for step, score in ((1, 0.2), (2, 0.1), (3, 0.2), (4, 0.5)):
     scaled = jax.tree.map(lambda x, step=step: x * step, params)
-    if step == 2:  # resumed after the run was killed in the middle of a replacement
+    if step == 2:  # the run was killed during a replacement, and resumed
       best.rename(best.with_name('best.old'))
     export.keep_best(opened, scaled, step, {'validation/score': score})
     norm_weight = tensors(best)['model.norm.weight'][0]
@@ -277,7 +277,7 @@ def test_a_better_policy_replaces_the_best_and_a_worse_one_does_not(recorded, tm
 
 
 def test_an_export_names_every_token_that_ends_a_response(tmp_path):
-  """Some checkpoints name only the base model's end token, and not the tokenizer's."""
+  """Some checkpoints list only the base model's end token, but not the tokenizer's."""
   folder, out = tmp_path / 'model', tmp_path / 'out'
   shutil.copytree(STORED, folder)
   name = 'generation_config.json'
@@ -291,7 +291,7 @@ TEXT = '1+2=3\n  4\u2581</s> so 5'
 
 @pytest.fixture(scope='module')
 def from_scratch(recorded, tmp_path_factory):
-  """The folder that an export of the recorded run wrote."""
+  """The folder with an export of the recorded run."""
   out = tmp_path_factory.mktemp('from_scratch') / 'policy'
   write(recorded.workdir, out, dtype='bfloat16')
   return out
@@ -317,8 +317,8 @@ def test_transformers_reads_the_tokenizer_of_a_model_from_scratch(recorded, from
   assert theirs.decode([*ours.encode(TEXT), *ours.eos_ids], skip_special_tokens=True) == TEXT
 
 
-def test_an_export_that_is_cut_short_leaves_what_was_there(recorded, tmp_path, monkeypatch):
-  """The command's new folder is not there, and the policy of a former run is."""
+def test_an_interrupted_export_changes_nothing(recorded, tmp_path, monkeypatch):
+  """The command's new folder does not exist, and the policy of an earlier run still does."""
   opened = dataclasses.replace(recorded.experiment, workdir=str(tmp_path))
   params = model.init(opened.model, jax.random.key(0), opened.meshes.training)
   export.keep_last(opened, params, 1)
@@ -339,18 +339,18 @@ def test_an_export_that_is_cut_short_leaves_what_was_there(recorded, tmp_path, m
   assert not list(tmp_path.glob('*.new'))
 
 
-def test_a_folder_that_is_not_empty_is_not_written_to(run, tmp_path):
+def test_export_does_not_write_to_a_folder_with_files(run, tmp_path):
   (tmp_path / 'a').write_text('mine')
   with pytest.raises(InputError, match=f'^--out={tmp_path}: this is not an empty folder'):
     write(run, tmp_path)
   assert [path.name for path in tmp_path.iterdir()] == ['a']
 
 
-# ---- Which checkpoints are refused ----
+# ---- Rejected checkpoints ----
 
 
 def values_from_stored(**model_changes):
-  """The tiny ConfigDict, with the stored checkpoint to start from."""
+  """The tiny ConfigDict, starting from the stored checkpoint."""
   values = tiny.values('', '')
   values.model.path = str(STORED)
   values.rollout.max_prompt = 64
@@ -358,14 +358,14 @@ def values_from_stored(**model_changes):
   return values
 
 
-def test_a_config_for_a_repository_refuses_another_shape(tmp_path):
+def test_a_config_for_a_repository_rejects_a_different_shape(tmp_path):
   values = values_from_stored(repository='Qwen/Big', vocab_size=320, width=64)
   message = f'{STORED}/config.json: width is 32, but config.model.width is 64 for Qwen/Big. '
   with pytest.raises(InputError, match=re.escape(message)):
     experiment.open_experiment(values, str(tmp_path))
 
 
-def test_a_context_too_short_for_prompt_and_response_is_refused_and_may_be_extended(tmp_path):
+def test_a_context_that_is_too_short_is_rejected_but_can_be_extended(tmp_path):
   values = values_from_stored()
   values.rollout.max_response = 100
   message = (
@@ -384,7 +384,7 @@ def test_a_context_too_short_for_prompt_and_response_is_refused_and_may_be_exten
   assert written['rope_parameters']['rope_theta'] == 4e4
 
 
-def test_a_config_for_a_repository_starts_from_it_where_no_path_is_given(hub, tmp_path):
+def test_a_config_for_a_repository_starts_from_it_without_a_path(hub, tmp_path):
   hub.add('model', 'tiny/other', bytes_of(STORED))
   shape = experiment.model_config(experiment.parse_config(values_from_stored()))
   values = values_from_stored(path='', repository='tiny/other@main', **dataclasses.asdict(shape))
@@ -394,7 +394,7 @@ def test_a_config_for_a_repository_starts_from_it_where_no_path_is_given(hub, tm
 
 
 @pytest.mark.parametrize('which', ['best', 'last'])
-def test_a_model_that_cannot_be_exported_is_refused_before_it_is_trained(which, config, tmp_path):
+def test_a_model_that_cannot_be_exported_is_rejected_before_training(which, config, tmp_path):
   config.data.validation, config.data.evaluation = config.data.evaluation, ()
   values = overridden(config, {f'export.{which}': True, 'model.norm_offset': True})
   with pytest.raises(InputError, match=r'config\.model has .* so it cannot be exported'):

@@ -1,8 +1,8 @@
-"""One contract over all kinds of run: each is trained once, and held to numbers computed again.
+"""One contract for all kinds of run: each kind is trained once, and its numbers are recomputed.
 
-The kinds are those of tests/helpers/kinds.py. What the stages read and returned was recorded; no
-expected value comes from the code under test. The rules of the buffer and of the switches are in
-test_switches.py. The stream is tested in test_loop.py, and the update in test_epochs.py.
+tests/helpers/kinds.py defines the kinds. The inputs and outputs of all stages are recorded, and no
+expected value comes from the code under test. test_switches.py tests the rules of the buffer and
+the switches, test_loop.py tests the stream, and test_epochs.py tests the update.
 """
 
 import dataclasses
@@ -35,12 +35,12 @@ from tests.helpers.chance import is_correct
 from tests.helpers.paths import CHECKPOINTS, REPOSITORY
 
 K = tiny.ROLLOUTS
-# What the clock decides; and of whole episodes which row gets which slot, by the order of answers.
+# Metrics that depend on timing. With whole episodes, the order of replies assigns rows to slots.
 TIMED = ('environment/seconds', 'environment/idle_seconds')
 
 
 def of(*names):
-  """Runs a test on these kinds of run."""
+  """Parametrize a test with these kinds of run."""
   marks = dict.fromkeys(kinds.FULL, pytest.mark.full)
   params = [pytest.param(name, marks=marks.get(name, ())) for name in names]
   return pytest.mark.parametrize('run', params, indirect=True)
@@ -64,13 +64,13 @@ def base(run):
 
 
 def some(steps, most=8):
-  """At most so many of them, from the first to the last."""
+  """Return at most `most` evenly spaced steps."""
   steps = list(steps.values())
   return steps[:: -(-len(steps) // most)]
 
 
 def groups(step):
-  """(question, prompt, responses, verdicts, replayed trajectory) of each group that finishes."""
+  """Yield (question, prompt, responses, verdicts, replayed trajectory) of each finished group."""
   return zip(
     step.trained.questions,
     step.trained.prompts,
@@ -87,7 +87,7 @@ def trained_groups(step):
 
 
 def judged(run):
-  """(step, question, response, verdict) of each fresh response of these groups."""
+  """Yield (step, question, response, verdict) of each fresh response in finished groups."""
   for step in run.steps.values():
     for question, _, own, verdicts, _ in groups(step):
       for response, verdict in zip(own, verdicts, strict=True):
@@ -95,19 +95,19 @@ def judged(run):
 
 
 def by_step(run):
-  """(metrics, step) of each step."""
+  """Return (metrics, step) of each step."""
   records = metrics.read(run.workdir)[-len(run.steps) :]
   return list(zip(records, run.steps.values(), strict=True))
 
 
 def rows(step):
-  """(question, prompt, response or replayed trajectory) of each row of the batch."""
+  """Yield (question, prompt, response or replayed trajectory) of each row in the batch."""
   for question, prompt, own, _, replayed in trained_groups(step):
     yield from ((question, prompt, one) for one in ([*own, replayed] if replayed else own))
 
 
 def originals(step):
-  """What the buffer holds of each replayed trajectory, or None."""
+  """Yield the buffer's copy of each replayed trajectory, or None."""
   for candidates, replayed in zip(step.trained.candidates, step.replays, strict=True):
     same = [one for one in candidates if replayed and np.array_equal(one.tokens, replayed.tokens)]
     yield same[0] if replayed else None
@@ -131,8 +131,8 @@ def test_every_step_is_written_and_finite(run):
 
 
 @every_kind
-def test_each_token_has_the_values_of_the_policy_that_wrote_it(run):
-  """Log-probability and entropy; 0 where an environment wrote it."""
+def test_each_token_has_the_values_of_the_policy_that_sampled_it(run):
+  """The values are log-probability and entropy. Both are 0 for tokens from an environment."""
   for step in some(run.steps):
     for question, prompt, own, *_ in groups(step):
       for one in own:
@@ -149,7 +149,7 @@ def test_each_token_has_the_values_of_the_policy_that_wrote_it(run):
 
 
 @every_kind
-def test_each_response_is_judged_by_what_it_says(run):
+def test_each_verdict_follows_from_the_response(run):
   for _, question, one, verdict in judged(run):
     wanted = kinds.outcome(run, question, one)
     assert wanted is None or verdict.outcome == wanted
@@ -160,7 +160,7 @@ def test_each_response_is_judged_by_what_it_says(run):
 
 
 @every_kind
-def test_what_is_replayed_is_one_of_the_stored_ones_of_its_question(run):
+def test_each_replayed_trajectory_is_stored_for_its_question(run):
   for step in run.steps.values():
     for question, candidates in zip(step.trained.questions, step.trained.candidates, strict=True):
       stored = step.buffer.entries[question.row].trajectories if candidates else ()
@@ -171,8 +171,8 @@ def test_what_is_replayed_is_one_of_the_stored_ones_of_its_question(run):
 
 
 @every_kind
-def test_what_is_stored_is_what_was_trained(run):
-  """The same tokens, values, turns and routes; as old as its first token."""
+def test_stored_trajectories_are_trained_responses(run):
+  """They have the same tokens, values, turns and routes, and the age of their first token."""
   config = run.experiment.config
   keeps_all, masks = config.replay.store == 'all', config.objective.mask_truncated
   written = {
@@ -193,7 +193,7 @@ def test_what_is_stored_is_what_was_trained(run):
 
 
 @every_kind
-def test_scores_of_what_is_replayed_are_the_current_policys_on_its_own_tokens(run):
+def test_replay_scores_come_from_the_current_policy_on_its_own_tokens(run):
   checked = 0
   for step in some(run.steps):
     for (question, prompt, *_), replayed, scores in zip(groups(step), originals(step), step.scores):
@@ -212,7 +212,7 @@ def test_scores_of_what_is_replayed_are_the_current_policys_on_its_own_tokens(ru
 
 
 @every_kind
-def test_the_batch_is_the_groups_in_order_with_the_replayed_row_last(run):
+def test_the_batch_lists_groups_in_order_with_replayed_rows_last(run):
   config, masked = run.experiment.config, 0
   for number, step in run.steps.items():
     batch, b = step.batch, 0
@@ -246,7 +246,7 @@ def test_the_batch_is_the_groups_in_order_with_the_replayed_row_last(run):
 
 
 @every_kind
-def test_advantages_are_rewards_less_the_mean_and_by_the_standard_deviation_told(run):
+def test_advantages_are_rewards_minus_the_baseline_divided_by_the_chosen_deviation(run):
   config = run.experiment.config.objective
   ddof = {'off': 0, 'population': 0, 'sample': 1}
   between, visits = 0, {}  # replayed groups in which the two means differ
@@ -264,7 +264,7 @@ def test_advantages_are_rewards_less_the_mean_and_by_the_standard_deviation_told
       elif replayed and config.baseline == 'fresh':
         mean_K[:-1] = rewards[:-1].mean()
       if replayed and config.replay_advantage == 'balanced':
-        weight = 0.3 / 1.3**2  # of the replayed row: the slope of w / (w + 0.3) at w = 1
+        weight = 0.3 / 1.3**2  # the replayed row's: the slope of w / (w + 0.3) at w = 1
         mean_K[:] = (rewards[:-1].sum() + weight * rewards[-1]) / (K - 1 + weight)
       between += not np.allclose(mean_K, rewards.mean())
       is_scaled = config.normalize_std != 'off' and deviation > 0
@@ -281,9 +281,9 @@ def test_advantages_are_rewards_less_the_mean_and_by_the_standard_deviation_told
 
 
 def of_history(visits):
-  """The mean of all outcomes, [[True, ...] of each visit], and of a success and a failure before.
+  """Return the mean of all outcomes, [[True, ...] per visit], after one prior success and failure.
 
-  Each visit weighs half as much as the next one (arXiv:2603.18444, eq. 24 and 25).
+  Each visit has half the weight of the next visit (arXiv:2603.18444, eq. 24 and 25).
   """
   weights = [0.5 ** (len(visits) - number) for number in range(len(visits) + 1)]
   outcomes = [[True, False], *visits]
@@ -292,7 +292,7 @@ def of_history(visits):
 
 
 def values_on(run, params, batch):
-  """(logp_BT, entropy_BT) of the batch's own tokens, in float64 from all logits."""
+  """Return (logp_BT, entropy_BT) of the batch's own tokens, in float64 from all logits."""
   logp_BT = np.zeros(batch.tokens_BT.shape)
   entropy_BT = np.zeros_like(logp_BT)
   for b, mask_T in enumerate(batch.response_mask_BT > 0):
@@ -306,17 +306,19 @@ def values_on(run, params, batch):
 
 
 @every_kind
-def test_the_loss_of_every_update_is_the_formula(run, base):
-  """From all logits under the parameters before the update, by losses.formula."""
+def test_the_loss_of_every_update_matches_the_formula(run, base):
+  """losses.formula computes it from all logits, with the parameters before the update."""
   config = run.experiment.config
   for step in some(run.steps):
     assert len(step.updates) == config.optimizer.updates_per_step
     for update in step.updates[:: config.optimizer.minibatches - 1 or 1]:
       batch = update.batch
-      if not update.sums['tokens'] and config.optimizer.max_kl < math.inf:  # stopped before
+      if (
+        not update.sums['tokens'] and config.optimizer.max_kl < math.inf
+      ):  # updates had stopped before
         assert update.sums['loss'] == 0
         continue
-      if not batch.response_mask_BT.any():  # no question of the difficulty trained on
+      if not batch.response_mask_BT.any():  # no question of the trained difficulty
         assert update.sums['loss'] == 0
         continue
       policy = kinds.policy_of(run, update.params, base)
@@ -337,8 +339,8 @@ def test_the_loss_of_every_update_is_the_formula(run, base):
 
 
 @of('episodes', 'lora', 'failing')
-def test_the_gradient_is_that_of_the_formula(run, base):
-  """Of what is trained, over the policy's own tokens, in steps that replay."""
+def test_the_gradient_matches_the_formula(run, base):
+  """It covers the trained parameters and the policy's own tokens, in steps that replay."""
   config, rules = run.experiment.config, run.experiment.config.objective
   norms = {step.plan.step: record['gradient_norm'] for record, step in by_step(run)}
   settings = rules.beta, rules.entropy_bonus, rules.kl_coefficient, config.rollout.max_response
@@ -359,11 +361,11 @@ def test_the_gradient_is_that_of_the_formula(run, base):
   assert with_replay
 
 
-# ---- What is written and kept ----
+# ---- Metrics and checkpoints ----
 
 
 @every_kind
-def test_metrics_are_those_of_what_the_step_collected_and_recorded(run):
+def test_metrics_describe_the_collected_responses_and_the_buffer(run):
   for record, step in by_step(run):
     verdicts = [verdict for own in step.verdicts for verdict in own]
     correct = np.mean([verdict.correct for verdict in verdicts])
@@ -391,8 +393,8 @@ def test_metrics_are_those_of_what_the_step_collected_and_recorded(run):
   *('epochs', 'episodes', 'partial_episodes', 'partial_experts', 'dynamic', 'dynamic_episodes'),
   *('lora', 'history', 'headroom_drift'),
 )
-def test_a_run_resumed_halfway_is_bit_for_bit_the_run_without_a_break(run, tmp_path):
-  """Also what environments were, which is played again from seeds and turns."""
+def test_a_resumed_run_is_bit_for_bit_the_uninterrupted_run(run, tmp_path):
+  """This includes environments, which are replayed from their seeds and turns."""
   workdir, last = tmp_path / 'resumed', run.steps[max(run.steps)]
   recording.resume(run, workdir, run.values.checkpoint.every)
   expected, resumed = map(run.last_snapshot, (run.workdir, workdir))
@@ -424,7 +426,7 @@ def numbers(plan):
 
 
 def ages(step, response):
-  """[T]: how many steps ago each token was written."""
+  """Return [T]: the number of steps since each token was sampled."""
   return np.concatenate(
     [np.full(span.tokens, step.plan.step - span.step) for span in response.spans]
   )
@@ -435,7 +437,7 @@ def trained_responses(step):
 
 
 @partial
-def test_the_run_carries_responses_that_several_policies_wrote(run):
+def test_the_run_continues_responses_with_later_policies(run):
   spans = [len(one.spans) for step in run.steps.values() for one in trained_responses(step)]
   assert max(spans) >= 2 and min(spans) == 1
   left = [group for step in run.steps.values() for group in step.partial_groups]
@@ -444,19 +446,19 @@ def test_the_run_carries_responses_that_several_policies_wrote(run):
   assert any(one.is_complete for one in begun)
   unfinished = [one for one in begun if not one.is_complete and len(one.tokens)]
   assert unfinished
-  if run.values.environment.name:  # stopped within a turn and between two
+  if run.values.environment.name:  # stopped within a turn and between turns
     known = [sum(t.written + t.observed for t in one.turns) for one in unfinished]
     assert {length < len(one.tokens) for length, one in zip(known, unfinished)} == {True, False}
   if run.values.rollout.router_replay:
     assert any(one.routes is not None for one in begun)
-  # The policies differ, so a token that is held to another one's would be noticed.
+  # The policies differ enough that values from the wrong policy would be noticed.
   first, last = (run.steps[number].params for number in (1, max(run.steps)))
   gaps = jax.tree.map(lambda a, b: np.abs(a - b).max(), first, last)
   assert max(jax.tree.leaves(gaps)) > 0.01
 
 
 @partial
-def test_each_group_trains_once_complete_and_in_time(run):
+def test_each_group_trains_once_when_complete_and_not_too_old(run):
   before, drawn, config = [], [], run.experiment.config.rollout
   for number, step in run.steps.items():
     in_flight = numbers(step.plan)
@@ -477,8 +479,8 @@ def test_each_group_trains_once_complete_and_in_time(run):
 
 
 @every_kind
-def test_resumed_rows_share_sequences_unless_the_clock_decides_which(run, monkeypatch):
-  """The clock decides it where an environment answers."""
+def test_resumed_rows_are_packed_unless_packing_depends_on_timing(run, monkeypatch):
+  """It depends on timing if an environment replies."""
   engine = getattr(run.rollout.sampler, 'engine', run.rollout.sampler)
   begun = dataclasses.replace(
     sampler.EMPTY_RESPONSE, **dict.fromkeys(('tokens', 'logp', 'entropy'), np.ones(2, np.int32))
@@ -496,7 +498,7 @@ def test_resumed_rows_share_sequences_unless_the_clock_decides_which(run, monkey
 
 @partial
 def test_groups_are_shuffled_before_they_train(run):
-  """So that a minibatch holds old and new ones."""
+  """So each minibatch contains old and new groups."""
   places = [
     [numbers(step.plan).index(row) for row in numbers(step.trained)] for step in run.steps.values()
   ]
@@ -504,7 +506,7 @@ def test_groups_are_shuffled_before_they_train(run):
 
 
 @partial
-def test_only_what_is_trained_is_stored_and_retires(run):
+def test_only_trained_groups_are_stored_or_retire(run):
   for step in run.steps.values():
     before, after = step.buffer.entries, step.after.entries
     changed = {row for row in {*before, *after} if before.get(row) is not after.get(row)}
@@ -514,7 +516,7 @@ def test_only_what_is_trained_is_stored_and_retires(run):
 
 
 @partial
-def test_metrics_say_how_old_the_tokens_are(run):
+def test_metrics_contain_the_staleness_of_tokens(run):
   for record, step in by_step(run):
     age = np.concatenate([ages(step, one) for one in trained_responses(step)])
     sampled = age[np.concatenate([one.own for one in trained_responses(step)])]
@@ -525,12 +527,12 @@ def test_metrics_say_how_old_the_tokens_are(run):
     own = [one.own & (not masks or not one.truncated) for one in trained_responses(step)]
     share = (age > 0)[np.concatenate(own)].mean()
     assert record.get('staleness/token_share', 0) == pytest.approx(share)
-    # Absent in a step that had nothing to decode.
+    # Missing in a step without anything to decode.
     assert 0 < record.get('rollout/slots_busy', 1) <= 1
 
 
 @every_kind
-def test_every_metric_is_in_the_table_of_the_page(run):
+def test_docs_list_every_metric(run):
   """In the table, `…` stands for any ending."""
   page = (REPOSITORY / 'docs' / 'observing.md').read_text()
   cells = re.findall(r'^\| (`.*?`.*?) \|', page, re.MULTILINE)
@@ -551,7 +553,7 @@ def is_useful(verdicts):
 
 @dynamic
 def test_fresh_groups_with_equal_rewards_are_dropped_and_no_others(run):
-  """Except those that fill a step, once it has finished so many groups."""
+  """Some are kept to fill the step if it has finished its maximum number of groups."""
   config, counts = run.experiment.config.rollout, np.zeros(3, int)
   for record, step in by_step(run):
     Q = config.questions
@@ -597,7 +599,7 @@ def test_fresh_groups_with_equal_rewards_are_dropped_and_no_others(run):
 
 @of('dynamic')
 def test_dropped_groups_count_for_the_start_of_replay_and_for_retirement(run):
-  """As any fresh group does."""
+  """They count like all other fresh groups."""
   started, retired, of_dropped = False, set(), 0
   for step in run.steps.values():
     for place, (question, _, _, verdicts, replayed) in enumerate(groups(step)):
@@ -639,8 +641,8 @@ def test_weights_of_truncated_importance_sampling_are_1_up_to_rounding(run):
 
 
 @of('partial_experts')
-def test_a_response_is_drawn_with_its_own_experts_and_no_others(run):
-  """Within rounding, which the contract says; the router's own choice is another."""
+def test_a_response_is_sampled_with_its_recorded_experts(run):
+  """The contract compares values with these experts. Other experts give other values."""
   of_others = []
   for step in some(run.steps):
     for _, prompt, own, *_ in groups(step):
@@ -655,7 +657,7 @@ def test_a_response_is_drawn_with_its_own_experts_and_no_others(run):
 
 
 @of('episodes')
-def test_the_run_has_episodes_of_many_forms(run):
+def test_the_run_contains_many_kinds_of_episodes(run):
   fresh = [one for step in run.steps.values() for one in trained_responses(step)]
   assert {1, 2, kinds.TURNS} <= {len(one.turns) for one in fresh}
   outcomes = {v.outcome for step in run.steps.values() for own in step.verdicts for v in own}
@@ -703,7 +705,7 @@ def test_records_and_the_page_have_the_turns_of_each_episode(run):
 
 
 @of('episodes')
-def test_a_warm_start_learns_what_the_player_says_and_not_the_answers(run):
+def test_a_warm_start_learns_only_the_players_tokens(run):
   learnt = warm_start.load_solutions(run.experiment)
   assert len({len(row.turns) for row in learnt}) > 2
   tokens_BT, mask_BT = warm_start.padded(learnt, max(map(len, learnt)), 0)
@@ -745,7 +747,7 @@ def test_an_episode_is_played_in_the_terminal(run, capsys):
 
 @pytest.mark.full
 @of('episodes')
-def test_what_is_not_there_is_not_played(run, recorded):
+def test_missing_rows_and_environments_are_rejected(run, recorded):
   with run.compiling():
     with_turns, single = (policies.open_policy(str(r.workdir)) for r in (run, recorded))
   with pytest.raises(InputError, match=r'--row=24: guess:train\S* only has rows 0 to 23'):
@@ -757,8 +759,8 @@ def test_what_is_not_there_is_not_played(run, recorded):
 
 
 @of('failing')
-def test_environments_fail_in_every_way_and_change_no_other_episode(run):
-  """The contract holds the other episodes to what they say."""
+def test_failing_environments_do_not_affect_other_episodes(run):
+  """The contract checks the other episodes."""
   failures = set()
   for _, question, response, verdict in judged(run):
     failures.add(how := kinds.failure(run, question, response))
@@ -770,7 +772,7 @@ def test_environments_fail_in_every_way_and_change_no_other_episode(run):
 
 
 def components(run, row, tokens):
-  """Each reward of a response with these tokens, as tests/helpers/ and the papers define them."""
+  """Return a response's rewards by name, as tests/helpers/ and the papers define them."""
   tokens, length, limit = tokens.tolist(), len(tokens), tiny.RESPONSE
   over = length - (limit - kinds.OVERLONG)
   is_cut = tokens[-1] not in run.rollout.tokenizer.eos_ids
@@ -808,7 +810,7 @@ def test_a_reward_is_the_weighted_sum_and_correctness_is_the_verifiers(run):
 
 
 @of('rewards')
-def test_what_is_stored_and_what_retires_is_up_to_the_verifier_alone(run):
+def test_only_the_verifier_decides_what_is_stored_and_retires(run):
   num_stored = 0
   for step in run.steps.values():
     for row, entry in step.after.entries.items():
@@ -846,7 +848,7 @@ def test_each_reward_is_a_metric_and_a_column_of_the_records(run):
   assert all(set(json.loads(line)['correct']) <= {True, False} for line in evaluated.open())
 
 
-# ---- LoRA: what is trained is adapters ----
+# ---- LoRA ----
 
 STORED = CHECKPOINTS / 'qwen2_tied'
 RANK, ALPHA = 2, 8.0
@@ -854,7 +856,7 @@ RANK, ALPHA = 2, 8.0
 
 @of('lora')
 def test_only_adapters_change(run, base):
-  """Over steps with replay; the base stays to the bit what its files hold."""
+  """This includes steps with replay. The base stays bit for bit equal to its files."""
   assert sum(record.get('replay/rows', 0) for record in metrics.read(run.workdir)) >= 4
 
   def is_adapted(x):
@@ -866,7 +868,7 @@ def test_only_adapters_change(run, base):
     )
     jax.tree.map(np.testing.assert_array_equal, frozen, base)
   last = run.last_snapshot(run.workdir).state.params
-  assert set(last) == {'layers'}  # of the checkpoint: the adapters alone
+  assert set(last) == {'layers'}  # the checkpoint contains only adapters
   earlier = run.steps[2].updates[0].params
   for before, after in zip(jax.tree.leaves(earlier), jax.tree.leaves(last), strict=True):
     assert np.abs(before).max() > 0 and not np.array_equal(before, after)
@@ -874,13 +876,13 @@ def test_only_adapters_change(run, base):
 
 @of('lora')
 def test_the_kl_term_refers_to_the_base(run):
-  """The policy begins as its base, so the first minibatch of all has a KL of 0."""
+  """The policy starts as its base, so the first minibatch has a KL of 0."""
   (first, _), *_, (last, _) = by_step(run)
   assert abs(first['kl']) < 1e-6 < last['kl']
 
 
 def write(run, out, adapters):
-  """What the export command writes."""
+  """Run the export command; return its folder."""
   flags = dict(checkpoint=str(run.workdir), out=str(out), adapters=adapters)
   export.main(
     types.SimpleNamespace(model=None, step=None, dtype=None, push=None, public=False, **flags)
@@ -900,7 +902,7 @@ def adapters(run, tmp_path_factory):
 
 @of('lora')
 def test_an_export_is_base_plus_adapters(merged, adapters):
-  """From the three files alone: W + (alpha / r) B A, in the layout [out, in] of the files."""
+  """Computed from the three files: W + (alpha / r) B A, in the files' layout [out, in]."""
   base, whole = (load_file(folder / 'model.safetensors') for folder in (STORED, merged))
   config = json.loads((adapters / 'adapter_config.json').read_text())
   adapter = load_file(adapters / 'adapter_model.safetensors')
@@ -918,7 +920,7 @@ def test_an_export_is_base_plus_adapters(merged, adapters):
 
 @of('lora')
 def test_adapters_name_the_commit_of_their_base(run, adapters, monkeypatch, tmp_path):
-  """PEFT would load the newest commit of the default branch otherwise."""
+  """Otherwise, PEFT would load the newest commit of the default branch."""
 
   def base(folder):
     config = json.loads((folder / 'adapter_config.json').read_text())
@@ -955,7 +957,7 @@ def test_transformers_and_peft_compute_the_policys_logits(run, merged, adapters)
 
 
 @of('lora')
-def test_adapters_are_refused_on_another_base(run):
+def test_adapters_are_rejected_on_a_different_base(run):
   file = f'{run.values.model.path}/model.safetensors'
   shutil.copy(file, file + '.right')
   shutil.copy(run.workdir / 'export' / 'last' / 'model.safetensors', file)
@@ -981,14 +983,14 @@ def test_adapters_are_refused_on_another_base(run):
     (None, {'model.extension.rope_theta': 1e5}, "adapters cannot store the run's config.model.ext"),
   ],
 )
-def test_adapters_of_no_use_are_not_exported(run, dtype, changes, message):
+def test_unusable_adapters_are_not_exported(run, dtype, changes, message):
   values = ConfigDict(read_config(str(run.workdir)))
   values.update_from_flattened_dict(changes)
   with pytest.raises(InputError, match=re.escape(f'--adapters: {message}')):
     export._check_adapters(experiment.parse_config(values), dtype)
 
 
-def test_a_warm_start_that_is_gone_is_not_trained_again(config, tmp_path):
+def test_a_missing_warm_start_is_not_retrained(config, tmp_path):
   config.lora.rank = RANK
   with pytest.raises(InputError, match=r'warm-start weights .* are missing from .*/warm_start'):
     warm_start.initial_params(experiment.open_experiment(config, str(tmp_path)))

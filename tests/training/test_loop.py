@@ -1,9 +1,9 @@
-"""The training loop itself: one recorded run (conftest.py) held to docs/algorithm.md.
+"""The training loop: one recorded run (conftest.py) compared with docs/algorithm.md.
 
-What holds for every kind of run is in test_kinds_of_run.py.
+test_kinds_of_run.py tests the properties of all kinds of run.
 
-No expected value comes from the code under test: each is computed again from what the stages
-of the run read and returned.
+No expected value comes from the code under test. The tests recompute each value from the recorded
+inputs and outputs of the run's stages.
 """
 
 import json
@@ -27,7 +27,7 @@ Q, K = tiny.QUESTIONS, tiny.ROLLOUTS
 
 
 def groups(step):
-  """(question row, is replayed, responses, verdicts, replayed trajectory) of each group."""
+  """Return (question row, is replayed, responses, verdicts, replayed trajectory) of each group."""
   return zip(
     [question.row for question in step.plan.questions],
     step.plan.is_replay_Q.tolist(),
@@ -43,7 +43,7 @@ def successes(verdicts, is_replay):
 
 
 def stream_generator(epoch):
-  """The generator of the question stream: its seed, purpose 7, then the epoch."""
+  """Return the question stream's generator, from the seed, purpose 7 and the epoch."""
   return np.random.default_rng(np.random.SeedSequence(tiny.SEED, spawn_key=(7, epoch)))
 
 
@@ -56,16 +56,16 @@ def test_the_run_exercises_what_the_other_tests_check(recorded):
     for step in steps
     for row, *_ in groups(step)
   }
-  assert retired_before == {True, False}  # the stream also came back to retired questions
+  assert retired_before == {True, False}  # the stream also drew retired questions
   assert any(len(stored) > 1 for step in steps for stored in step.plan.candidates)
   sizes = [len(entry.trajectories) for step in steps for entry in step.after.entries.values()]
   assert max(sizes) == tiny.STORED
 
 
-# ---- What a step works on ----
+# ---- A step's questions ----
 
 
-def test_a_step_replays_its_share_of_stored_questions_and_none_twice(recorded):
+def test_a_step_replays_its_share_of_stored_questions_without_repeats(recorded):
   for step in recorded.steps.values():
     rows = [question.row for question in step.plan.questions]
     assert len(rows) == len(set(rows)) == Q
@@ -76,8 +76,8 @@ def test_a_step_replays_its_share_of_stored_questions_and_none_twice(recorded):
         assert candidates == step.buffer.entries[row].trajectories
 
 
-def test_the_stream_is_the_epochs_permutation_without_replayed_and_earlier_retired_ones(recorded):
-  """Read again position by position, by the rules of docs/algorithm.md."""
+def test_the_stream_is_the_epochs_permutation_without_replayed_and_retired_questions(recorded):
+  """The test walks through the permutation according to docs/algorithm.md."""
   epoch, position = 0, 0
   for step in recorded.steps.values():
     retired, fresh = step.buffer.retired_epoch, []
@@ -96,7 +96,7 @@ def test_the_stream_is_the_epochs_permutation_without_replayed_and_earlier_retir
     assert (step.plan.epoch, step.plan.cursor.position) == (epoch, position)
 
 
-# ---- What a run writes ----
+# ---- A run's output ----
 
 
 ALWAYS = """reward pass_rate/all pass_rate/fresh groups/zero_advantage entropy length/mean
@@ -128,7 +128,7 @@ def lines(path):
   return list(map(json.loads, path.read_text().splitlines()))
 
 
-def test_the_policy_is_evaluated_first_every_so_often_and_last(recorded):
+def test_the_policy_is_evaluated_at_the_start_at_intervals_and_at_the_end(recorded):
   records = metrics.read(recorded.workdir)
   evaluated = [one['step'] for one in records if 'eval/data_evaluation/pass@1' in one]
   assert evaluated == [0, tiny.NUM_STEPS // 2, tiny.NUM_STEPS]
@@ -161,14 +161,14 @@ def test_a_run_writes_samples(recorded):
     ({'eval/x': 1.0}, "the run itself measures eval/x. Choose other names, such as 'mine/eval/x'"),
   ],
 )
-def test_what_a_callback_returns_is_numbers_under_names_of_its_own(returned, message):
+def test_a_callback_must_return_numbers_under_new_names(returned, message):
   run = types.SimpleNamespace(callbacks=[lambda *_: returned], clock=Clock())
   with pytest.raises(InputError, match=message):
     loop.observe(run, None, None)
 
 
 @pytest.mark.full
-def test_a_step_in_which_every_grading_failed_stops_the_run(recorded, config, tmp_path):
+def test_a_run_stops_if_all_gradings_of_a_step_fail(recorded, config, tmp_path):
   config.grading.update(dict(rewards=('tests.helpers.misbehaving:always_fails',), workers=1))
   config.warm_start.num_updates = 0
   opened = experiment.open_experiment(config, str(tmp_path))

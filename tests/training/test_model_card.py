@@ -1,4 +1,4 @@
-"""The model card says what a run recorded, and nothing about the machine."""
+"""The model card: it contains the run's records, and nothing about the machine."""
 
 import dataclasses
 import json
@@ -21,7 +21,7 @@ BASE = {'eval/sums/pass@1': 0.25, 'eval/sums/pass@1_low': 0.1, 'eval/sums/pass@1
 
 @pytest.fixture
 def card(recorded, tmp_path):
-  """Writes the card of a policy of the recorded run; some settings may differ."""
+  """Return a function that writes the recorded run's card, with some settings changed."""
 
   def card(step, changes=None, evaluated=None, adapters=False, **fields):
     values = overridden(recorded.values, changes or {})
@@ -34,7 +34,7 @@ def card(recorded, tmp_path):
 
 
 def rows(text, title):
-  """The cells of a section's table, by the first cell."""
+  """Return the rows of a section's table, by their first cell."""
   lines = text.partition(f'\n## {title}\n')[2].partition('\n## ')[0].splitlines()
   cells = [line.strip('| ').split(' | ') for line in lines if line.startswith('|')]
   return {first: rest for first, *rest in cells}
@@ -44,7 +44,7 @@ def interval(record, name):
   return '{:.3f} ({:.3f} to {:.3f})'.format(*(record[name + end] for end in ('', '_low', '_high')))
 
 
-def test_scores_are_those_before_and_after_with_intervals(recorded, card):
+def test_the_card_lists_scores_before_and_after_with_intervals(recorded, card):
   records = {record['step']: record for record in metrics.read(recorded.workdir)}
   ((source, name),) = runs.score_names([list(records.values())]).items()
   number = f'{records[0][f"eval/{source}/questions"]:.0f}'
@@ -59,7 +59,7 @@ def test_scores_are_those_before_and_after_with_intervals(recorded, card):
     assert f'| policy | after step {step} of {last} |' in text
 
 
-def test_scores_that_are_not_written_yet_and_those_of_the_evaluate_command(card, tmp_path):
+def test_the_card_includes_unwritten_scores_and_scores_of_the_evaluate_command(card, tmp_path):
   workdir = tmp_path / 'run'
   (workdir / 'evaluation').mkdir(parents=True)
   sampling = {'temperature': 0.5, 'top_k': 0, 'top_p': 0.9}
@@ -67,7 +67,7 @@ def test_scores_that_are_not_written_yet_and_those_of_the_evaluate_command(card,
   lines = [line, line | {'step': 4}]
   (workdir / 'evaluation' / 'evaluations.jsonl').write_text('\n'.join(map(json.dumps, lines)))
   known = {'eval/new/pass@1': 0.5, 'eval/new/questions': 9.0}
-  # There was no evaluation before step 1, and one after step 2 is not one.
+  # There is no evaluation before step 1, and one after step 2 does not count.
   (workdir / 'metrics.jsonl').write_text(
     json.dumps({'step': 2, **known, 'eval/new/pass@1': 0.1}) + '\n'
   )
@@ -82,7 +82,7 @@ def test_scores_that_are_not_written_yet_and_those_of_the_evaluate_command(card,
   assert 'The run did not evaluate this policy.' in card(1, workdir=str(workdir))
 
 
-def test_the_settings_are_those_that_differ_and_name_no_folder_of_the_machine(card):
+def test_the_card_lists_changed_settings_without_folders_of_the_machine(card):
   changes = {
     'data.train': '/home/me/secret/train.jsonl[:9]',
     'data.validation': ('~/secret/a.jsonl', 'gs://secret/b.jsonl'),
@@ -123,7 +123,7 @@ def test_the_settings_are_those_that_differ_and_name_no_folder_of_the_machine(ca
     ('/home/me/mine', {}, {}, ['# mine, trained with ExGRPO', '| base model | mine |']),
   ],
 )
-def test_the_hub_can_read_what_the_model_is(card, tmp_path, model, changes, metadata, phrases):
+def test_the_hub_can_read_the_metadata(card, tmp_path, model, changes, metadata, phrases):
   text = card(1, changes, model_name=model)
   found = huggingface_hub.metadata_load(tmp_path / 'README.md')
   assert found is not None
@@ -141,10 +141,10 @@ def test_the_hub_can_read_what_the_model_is(card, tmp_path, model, changes, meta
     ('plain', '', 0, 'What is 12 * 13?\n'),
   ],
 )
-def test_the_code_prompts_as_training_and_samples_as_evaluation(
+def test_the_code_prompts_like_training_and_samples_like_evaluation(
   card, monkeypatch, template, system, top_k, begins
 ):
-  """Both blocks, as a user pastes them; the policy itself is replaced."""
+  """The test runs both blocks as a user would, with a stand-in for the policy."""
   transformers = pytest.importorskip('transformers')
   stored = CHECKPOINTS / 'qwen2_tied'
   temperature = 0.0 if template == 'plain' else 0.5
@@ -171,7 +171,7 @@ def test_the_code_prompts_as_training_and_samples_as_evaluation(
   serve, curl = shlex.split(shell.partition('\n')[0]), shlex.split(shell.partition('\n')[2])
   assert serve == ['vllm', 'serve', 'path/to/this/folder']
   body, sampled = json.loads(curl[-1]), given['sampling']
-  # Nothing is left to the base's generation_config.json, or to top_k=50 of transformers.
+  # The base's generation_config.json and top_k=50 in transformers have no effect.
   penalty, limit = {'repetition_penalty': 1.0}, sampled.pop('max_new_tokens')
   del sampled['attention_mask']
   assert sampled == {'do_sample': bool(temperature)} | (wanted if temperature else {}) | penalty
@@ -184,7 +184,7 @@ def test_the_code_prompts_as_training_and_samples_as_evaluation(
     assert body['prompt'] == prompt and body['add_special_tokens'] is False
 
 
-def test_adapters_of_a_base_that_is_not_on_the_hub_are_used_with_peft(card):
+def test_adapters_with_a_local_base_are_used_with_peft(card):
   text = card(1, {'lora.rank': 4}, adapters=True)
   assert 'AutoPeftModelForCausalLM.from_pretrained' in text
   assert 'vllm serve path/to/the/base/model --enable-lora' in text

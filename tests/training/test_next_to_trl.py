@@ -1,6 +1,6 @@
-"""`--config=trl_grpo` with several epochs, next to TRL with num_iterations.
+"""`--config=trl_grpo` with several epochs, compared with TRL with num_iterations.
 
-TRL generates; the run is given its responses and their log-probabilities.
+TRL generates the responses. The run receives them with their log-probabilities.
 """
 
 import dataclasses
@@ -36,7 +36,7 @@ class Theirs:
 
 
 def train_with_trl(prompt, folder):
-  """Trains with GRPOTrainer's defaults except for sizes and rate, always on the same prompt."""
+  """Train with GRPOTrainer's defaults, except for sizes and learning rate, on a single prompt."""
   torch, datasets, transformers = map(pytest.importorskip, ('torch', 'datasets', 'transformers'))
   trl = pytest.importorskip('trl', '1.16')
   found = Theirs([], [], [], [], folder / 'trained')
@@ -103,7 +103,7 @@ def distance(tree, other):
 
 
 def test_two_epochs_give_the_losses_of_trl_with_two_iterations(tmp_path, monkeypatch):
-  """The losses, gradients and clip fractions of each update, and the last parameters."""
+  """The losses, gradients and clip fractions of each update match, and the last parameters."""
   (tmp_path / 'train.jsonl').write_text(json.dumps({'question': QUESTION, 'answer': '67'}))
   config = ex.load_config(
     'trl_grpo',

@@ -1,4 +1,4 @@
-"""Experience from elsewhere, from its file or run through the real training step."""
+"""Prior experience from a file or another run, up to the training step that uses it."""
 
 import dataclasses
 import json
@@ -21,8 +21,8 @@ from exgrpo_jax.training import prefilter, prior_experience, session
 from tests.helpers import buffers, recording, tiny
 from tests.helpers.chance import is_correct
 
-SOLVABLE = range(2, 8)  # questions of which some responses are right, and some are wrong
-TRACES = 2  # of each, that are right
+SOLVABLE = range(2, 8)  # questions with right and wrong responses
+TRACES = 2  # right responses per question
 
 
 @pytest.fixture(autouse=True)
@@ -31,7 +31,7 @@ def chance(monkeypatch):
 
 
 def right_texts(question, count=TRACES):
-  """Responses to a question that the pseudo-random verifier calls right."""
+  """Return responses to a question that the pseudo-random verifier accepts."""
   return [text for n in range(99) if is_correct(text := f'{n}={n}', str(question))][:count]
 
 
@@ -41,13 +41,13 @@ def rows_without_logprobs():
 
 @pytest.fixture
 def seeded(recorded, config, tmp_path, jsonl):
-  """Opens an experiment with the rows as experience; the recorded run's tokenizer and policy."""
+  """Return a function that opens an experiment with prior experience and the run's tokenizer."""
 
   def open_seeded(rows, name='run', **changes):
     config.tokenizer.path = str(recorded.workdir / 'tokenizer.model')
     config.experience.path = rows if isinstance(rows, str) else jsonl(*rows, name='x.jsonl')
     config.warm_start.num_updates = 0
-    config.optimizer.learning_rate = 0.0  # so that the policy of every step is the first one's
+    config.optimizer.learning_rate = 0.0  # so that the policy never changes
     config.num_steps = 2
     for key, value in changes.items():
       section, _, key = key.rpartition('__')
@@ -59,7 +59,7 @@ def seeded(recorded, config, tmp_path, jsonl):
 
 @pytest.fixture
 def train(recorded, monkeypatch):
-  """Runs an experiment; returns what each step replayed, as (prompt, trajectory)."""
+  """Return a function that runs an experiment and returns {step: [(prompt, replayed), ...]}."""
 
   def run(opened):
     replayed, assemble = {}, stages.assemble
@@ -80,7 +80,7 @@ def train(recorded, monkeypatch):
 
 
 def log_probabilities(recorded, prompt, tokens):
-  """[T] float64 under the policy at the start, from all logits at once."""
+  """Return float64 [T] under the initial policy, from all logits."""
   shape, sequence = recorded.experiment.model, np.concatenate([prompt, tokens])
   logp_TV = tiny.full_log_probabilities(recorded.steps[1].params, shape, sequence)
   return logp_TV[len(prompt) - 1 :][np.arange(len(tokens)), tokens]
@@ -101,12 +101,12 @@ def ratio_mean(opened, step):
 
 
 @pytest.mark.full
-def test_the_first_step_after_the_start_replays_the_traces_at_a_ratio_of_1(
+def test_the_first_step_with_replay_replays_the_traces_at_a_ratio_of_1(
   recorded, seeded, train, capsys
 ):
   opened = seeded(rows_without_logprobs())
   replayed = train(opened)
-  assert not replayed[1] and len(replayed[2]) == 3  # the delayed start is over after the first
+  assert not replayed[1] and len(replayed[2]) == 3  # replay starts after step 1
   written = {tuple(tokens_of(recorded, text)) for n in SOLVABLE for text in right_texts(n)}
   assert all(tuple(t.tokens.tolist()) in written for _, t in replayed[2])
   assert abs(ratio_mean(opened, 2) - 1) < 1e-5
@@ -116,8 +116,8 @@ def test_the_first_step_after_the_start_replays_the_traces_at_a_ratio_of_1(
 
 @pytest.mark.full
 @pytest.mark.parametrize('given', [False, True])
-def test_log_probabilities_are_those_of_the_file_or_else_zero(recorded, seeded, train, given):
-  """Beside the tokens, and with 'zero' for those that are missing."""
+def test_log_probabilities_come_from_the_file_or_are_zero(recorded, seeded, train, given):
+  """They are next to the tokens. With 'zero', missing ones become 0."""
   rows = rows_without_logprobs()
   if given:
     for row in rows:
@@ -132,12 +132,14 @@ def test_log_probabilities_are_those_of_the_file_or_else_zero(recorded, seeded, 
 
 
 @pytest.mark.full
-def test_a_seeded_run_that_is_resumed_is_the_one_that_was_not(recorded, seeded, train, tmp_path):
-  """And reads the experience no more."""
+def test_a_resumed_seeded_run_is_the_uninterrupted_run(recorded, seeded, train, tmp_path):
+  """The resumed run does not read the experience again."""
   learns = {'optimizer__learning_rate': 3e-3, 'checkpoint__every': 2, 'evaluation__every': 2}
   whole = seeded(rows_without_logprobs(), 'whole', num_steps=4, **learns)
   replayed = train(whole)
-  assert any(t.step == 0 for step in (3, 4) for _, t in replayed[step])  # seeded, after the resume
+  assert any(
+    t.step == 0 for step in (3, 4) for _, t in replayed[step]
+  )  # from the experience, after the resume
   train(seeded(rows_without_logprobs(), 'halves', num_steps=2, **learns))
   (tmp_path / 'x.jsonl').unlink()
   halves = seeded(str(tmp_path / 'x.jsonl'), 'halves', num_steps=4, **learns)
@@ -155,7 +157,7 @@ def test_a_seeded_run_that_is_resumed_is_the_one_that_was_not(recorded, seeded, 
 
 @pytest.fixture
 def other_run(recorded, tmp_path):
-  """A copy of the recorded run, up to a step in whose buffer there are several questions."""
+  """A copy of the recorded run, up to a step with several questions in its buffer."""
   step = next(
     number
     for number in range(tiny.SAVED_EVERY, tiny.NUM_STEPS, tiny.SAVED_EVERY)
@@ -188,9 +190,7 @@ def test_truncated_responses_are_left_out_if_their_tokens_would_be_masked(record
     load([row for number, row in enumerate(rows) if number % 3], mask=True)
 
 
-def test_another_runs_buffer_is_taken_over_without_what_it_has_retired(
-  seeded, other_run, monkeypatch
-):
+def test_another_runs_buffer_is_loaded_without_retired_questions(seeded, other_run, monkeypatch):
   folder, theirs = other_run
   monkeypatch.setenv('HOME', str(folder.parent))
   opened = seeded(f'~/{folder.name}')
@@ -211,7 +211,7 @@ def test_another_runs_buffer_is_taken_over_without_what_it_has_retired(
       assert (ours.step, ours.reward) == (0, 1.0)
 
 
-def test_questions_of_another_run_are_found_by_what_they_ask(seeded, other_run, data):
+def test_questions_of_another_run_are_matched_by_their_text(seeded, other_run, data):
   folder, theirs = other_run
   opened = seeded(str(folder), data__train=f'{data.train}[2:]')
   questions = experiment.load_questions(opened, opened.config.data.train)
@@ -250,7 +250,7 @@ def damaged(folder):
   ],
   ids=['questions', 'prompts', 'tokenizer', 'damaged'],
 )
-def test_another_run_whose_tokens_or_questions_mean_something_else_is_refused(
+def test_another_run_with_different_tokens_or_questions_is_rejected(
   seeded, other_run, break_it, message
 ):
   folder, _ = other_run
@@ -261,10 +261,10 @@ def test_another_run_whose_tokens_or_questions_mean_something_else_is_refused(
     prior_experience.load(opened, data)
 
 
-# ---- Refused before anything is written ----
+# ---- Errors before anything is written ----
 
 
-def test_what_is_neither_a_file_nor_a_run_with_a_checkpoint_is_refused(seeded, tmp_path, jsonl):
+def test_experience_must_be_a_file_or_a_run_with_a_checkpoint(seeded, tmp_path, jsonl):
   empty, claimed = tmp_path / 'empty', tmp_path / 'claimed'
   empty.mkdir()
   claimed.mkdir()
@@ -284,7 +284,7 @@ def test_what_is_neither_a_file_nor_a_run_with_a_checkpoint_is_refused(seeded, t
       prior_experience.check(opened.config.experience, str(tmp_path / 'new'))
 
 
-# ---- The questions that a policy solves sometimes, and a run that begins with what that tells ----
+# ---- Filtered questions, and a run that starts from their successes ----
 
 
 SAMPLES = 4
@@ -292,7 +292,7 @@ SAMPLES = 4
 
 @pytest.fixture
 def filter_by(recorded, config, tmp_path, monkeypatch):
-  """Filters the recorded run's questions by its first policy; gives the folder."""
+  """Return a function that filters the run's questions with its first policy, into a folder."""
   tiny.leave_out_pictures(monkeypatch.setattr)
 
   def call(**changes):
@@ -309,10 +309,10 @@ def lines_of(path):
 
 
 @pytest.mark.full
-def test_a_run_begins_with_what_is_known_of_the_questions_that_remain(
+def test_a_run_starts_with_the_pass_rates_of_the_kept_questions(
   filter_by, recorded, config, tmp_path, capsys
 ):
-  """The same questions by number, prompt, answer and pass rate, in the file and in the buffer."""
+  """The file and the buffer agree on row, prompt, answer and pass rate of each question."""
   out = filter_by()
   rates = {row['row']: row['pass_rate'] for row in lines_of(out / 'pass_rates.jsonl')}
   assert list(rates) == list(range(tiny.POOL))
@@ -367,8 +367,8 @@ ASKED = [{'role': 'user', 'content': '1+1?'}]
     ),
   ],
 )
-def test_what_remains_reads_back_as_it_was(config, jsonl, tmp_path, row, fields):
-  """Whatever its columns are called, with the settings by which it was read."""
+def test_kept_questions_read_back_unchanged(config, jsonl, tmp_path, row, fields):
+  """This holds for any column names, with the settings that the original was read with."""
   reading = dataclasses.replace(parse_config(config).data, **fields, cache_dir=str(tmp_path))
   (before,) = questions.load(reading, jsonl(row))
   tried = prefilter.Tried(before, [], [types.SimpleNamespace(correct=False)] * 4)
@@ -379,20 +379,20 @@ def test_what_remains_reads_back_as_it_was(config, jsonl, tmp_path, row, fields)
 
 
 @pytest.mark.full
-def test_bounds_that_leave_nothing_are_refused_with_the_pass_rates(filter_by, tmp_path):
+def test_bounds_that_keep_nothing_are_rejected_with_the_pass_rates(filter_by, tmp_path):
   message = r'--below=1\.0: no question .* Questions by pass rate: 0: \d+,'
   with pytest.raises(InputError, match=message):
     filter_by(above=0.99, below=1.0)
   assert not (tmp_path / 'filtered' / 'questions.jsonl').exists()
 
 
-def test_a_runs_own_policy_may_try_them(filter_by, recorded):
+def test_a_runs_policy_can_filter(filter_by, recorded):
   source = policies.Source('run', str(recorded.workdir), None)
   out = filter_by(values=policies.config_values(source, None), source=source, samples=2)
   assert {row['samples'] for row in lines_of(out / 'pass_rates.jsonl')} == {2}
 
 
-def test_an_environment_is_refused(filter_by, config):
+def test_an_environment_is_rejected(filter_by, config):
   config.environment.name = 'guess'
   with pytest.raises(InputError, match=r"environment\.name='guess': only single-turn questions"):
     filter_by()

@@ -1,4 +1,4 @@
-"""A run whose steps are taken by hand, one that ends early, and one that is traced."""
+"""Sessions: steps by hand, divergence, early stopping, traces, and resumed runs."""
 
 import copy
 import dataclasses
@@ -29,12 +29,12 @@ from exgrpo_jax.runtime.workdir import claim_workdir
 from exgrpo_jax.training import checks, loop, session
 from tests.helpers import recording, tiny
 
-BEGUN = 8  # steps of the recorded run that are kept; the next ones replay
+BEGUN = 8  # steps kept from the recorded run; the next steps replay
 
 
 @pytest.fixture
 def workdir(recorded, tmp_path, monkeypatch):
-  """The recorded run as it was after some steps."""
+  """The workdir of the recorded run after BEGUN steps."""
   monkeypatch.setattr(programs, 'COMMAND', tiny.WORKER)
   folder = tmp_path / 'run'
   shutil.copytree(recorded.workdir, folder)
@@ -55,10 +55,10 @@ def untimed(record):
 
 
 @pytest.mark.full
-def test_steps_that_are_taken_by_hand_are_those_of_the_run(recorded, config, workdir):
-  """Two, then after a break the others; the buffer and the policy are at hand meanwhile.
+def test_steps_by_hand_equal_the_steps_of_the_run(recorded, config, workdir):
+  """The test takes two steps, uses buffer and policy, and takes the rest in another session.
 
-  A callback sees the later ones, and changes nothing.
+  A callback receives the later steps without affecting them.
   """
 
   def seen(run, params, experience):
@@ -100,7 +100,7 @@ def test_steps_that_are_taken_by_hand_are_those_of_the_run(recorded, config, wor
   assert (workdir / 'report.html').exists()
 
 
-def test_an_iterator_goes_on_only_in_an_open_run_and_after_its_own_last_step(monkeypatch):
+def test_an_iterator_continues_only_in_an_open_run_after_its_own_last_step(monkeypatch):
   def take(_, snapshot):
     for number in (1, 2, 3):
       yield loop.Step(snapshot._replace(step=snapshot.step + number), None, {})
@@ -119,19 +119,19 @@ def test_an_iterator_goes_on_only_in_an_open_run_and_after_its_own_last_step(mon
       next(steps)
 
 
-# ---- Broken down ----
+# ---- Divergence ----
 
 
 @pytest.mark.full
 @pytest.mark.parametrize(
   ('minibatches', 'message'),
   [
-    # Seen by the second update, and by nothing before the next step.
+    # The second update detects it in this step. With one update, only the check before saving does.
     pytest.param(2, 'step 9: entropy nan, loss nan, gradient norm nan: the policy', id='at_once'),
     pytest.param(1, 'step 9: after the update, the policy no long', id='before_it_is_saved'),
   ],
 )
-def test_a_run_that_diverges_stops_and_keeps_its_last_sound_checkpoint(
+def test_a_diverging_run_stops_and_keeps_its_last_good_checkpoint(
   recorded, config, workdir, capsys, minibatches, message
 ):
   config.optimizer.update(dict(learning_rate=1e30, minibatches=minibatches))
@@ -146,14 +146,14 @@ def test_a_run_that_diverges_stops_and_keeps_its_last_sound_checkpoint(
   assert 'WARNING' not in capsys.readouterr().err
 
 
-# ---- Ended early ----
+# ---- Early stopping ----
 
-# By step: the share of the validation questions that is right.
+# Step -> share of correct validation responses.
 SHARES = {0: 0.8, 1: 0.4, 2: 0.6, 3: 0.6, 4: 0.4, 5: 0.8}
 
 
 @pytest.mark.full
-def test_a_run_whose_validation_no_longer_improves_ends(
+def test_a_run_ends_when_validation_stops_improving(
   recorded, config, data, tmp_path, monkeypatch, capsys
 ):
   def scored(_, __, ___, at):
@@ -187,13 +187,13 @@ def test_a_run_whose_validation_no_longer_improves_ends(
   assert 'ended after step 5 of 7' in train(), 'past the step at which it would have stopped'
 
 
-# ---- Traced ----
+# ---- Traces ----
 
 
 @pytest.mark.full
 def test_a_trace_has_the_phases_of_its_step(recorded, config, workdir, capsys, monkeypatch):
   config.num_steps = step = BEGUN + 2
-  config.metrics.traced_steps = (step,)  # not the first, for that traces thousands of functions
+  config.metrics.traced_steps = (step,)  # not the first step, which traces thousands of functions
   tiny.leave_out_pictures(monkeypatch.setattr)
   with recorded.compiling(), session.open_run(config, str(workdir)) as run:
     for _ in run.steps():
@@ -206,7 +206,7 @@ def test_a_trace_has_the_phases_of_its_step(recorded, config, workdir, capsys, m
   assert {'step', 'pick', 'generate', 'grade'} <= names
 
 
-def test_epochs_become_steps_once_the_data_is_read_and_other_data_is_refused(config, tmp_path):
+def test_epochs_become_steps_once_data_is_read_and_changed_data_is_rejected(config, tmp_path):
   """With 12 questions and 6 per step, 1 epoch is 2 steps, and 1.6 epochs are 3.2 steps."""
   workdir = str(tmp_path)
   config.num_epochs = 1.0
@@ -232,7 +232,7 @@ def test_epochs_become_steps_once_the_data_is_read_and_other_data_is_refused(con
 
 @pytest.mark.full
 def test_a_run_resumes_only_with_its_own_questions(config, workdir, tmp_path):
-  """Rows in another order would give stored responses to other questions."""
+  """With rows in another order, stored responses would belong to the wrong questions."""
   with open(config.data.train) as file:
     lines = file.readlines()
   changed = tmp_path / 'train.jsonl'
@@ -247,8 +247,8 @@ def test_a_run_resumes_only_with_its_own_questions(config, workdir, tmp_path):
   session.load(config, str(workdir))
 
 
-def test_a_run_keeps_the_dtype_that_auto_meant_at_its_start(config, tmp_path, monkeypatch):
-  """A run of an earlier version, whose config.json has 'auto', keeps that."""
+def test_a_run_keeps_the_dtype_that_auto_resolved_to_at_its_start(config, tmp_path, monkeypatch):
+  """A run of an earlier version keeps the 'auto' in its config.json."""
   config.model.dtype, config.warm_start.num_updates = 'auto', 0
   path = tmp_path / 'config.json'
 
@@ -278,7 +278,7 @@ def test_a_run_keeps_its_tokenizer_once(opened, tmp_path):
   assert (tmp_path / 'tokenizer' / 'tokenizer.model').read_text() == 'kept'
 
 
-def test_a_kill_leaves_no_part_of_a_tokenizer(opened, tmp_path, monkeypatch):
+def test_a_kill_never_leaves_part_of_a_tokenizer(opened, tmp_path, monkeypatch):
   def killed(folder):
     folder.mkdir()
     (folder / 'half').write_text('')
@@ -322,13 +322,13 @@ def test_a_kill_leaves_no_part_of_a_tokenizer(opened, tmp_path, monkeypatch):
     (lambda policy, _: ex.score(policy, 'chains:test', 1.5), 'samples=1.5: .* an integer'),
   ],
 )
-def test_an_argument_of_another_type_is_refused_by_name(recorded, config, call, named):
+def test_an_argument_of_the_wrong_type_is_rejected_by_name(recorded, config, call, named):
   policy = policies.Policy(policies.at('/tmp/run'), recorded.experiment, {}, 0)
   with pytest.raises(InputError, match=f'^{named}'):
     call(policy, config)
 
 
-def test_the_score_of_a_task_is_no_reward_for_data_without_its_entries(recorded):
+def test_a_tasks_score_cannot_reward_data_without_its_entries(recorded):
   grading = dataclasses.replace(tiny.GRADING, rewards=('score_answer',))
   config = dataclasses.replace(recorded.experiment.config, grading=grading)
   message = r"'score_answer' .* it asks for 'entry', which is neither a col"

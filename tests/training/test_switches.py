@@ -1,6 +1,6 @@
-"""What the switches of docs/algorithm.md draw, replay, store and leave out in whole runs.
+"""The switches of docs/algorithm.md in whole runs: what is drawn, replayed, stored and dropped.
 
-It is computed again in plain Python and NumPy. Advantages and losses are in test_kinds_of_run.py.
+The tests recompute it in plain Python and NumPy. test_kinds_of_run.py tests advantages and losses.
 """
 
 import math
@@ -18,7 +18,7 @@ K = tiny.ROLLOUTS
 
 @pytest.fixture(scope='module', params=['plain', *kinds.SWITCHES])
 def run(request, values, make_once, compiled):
-  """The recording of one of them; 'plain' has the paper's."""
+  """The recording of a run with one switch changed; 'plain' has the paper's settings."""
   if request.param == 'plain':
     return request.getfixturevalue('recorded')
   return kinds.trained(request.param, values, make_once, compiled)
@@ -51,7 +51,7 @@ def test_a_run_replays_unless_its_ratio_is_0(run):
 
 
 def headroom(entry):
-  """The mean of 1 - p over all stored tokens, which are successes."""
+  """Return the mean of 1 - p over the tokens of all stored successes."""
   return np.mean(1 - np.exp(np.concatenate([one.logp for one in entry.trajectories])))
 
 
@@ -61,7 +61,7 @@ RANKS = {
 }
 
 
-def test_a_run_draws_and_replays_what_its_rules_say(run):
+def test_a_run_draws_and_replays_according_to_its_rules(run):
   config = run.experiment.config.replay
   ages, passed_over = [], 0
   in_order = config.question_selection in RANKS or config.age_decay < 1
@@ -91,11 +91,11 @@ def test_a_run_draws_and_replays_what_its_rules_say(run):
 
 
 def drift(run, step, prompt, stored):
-  """The mean squared change of a stored response's log-probabilities."""
+  """Return the mean squared change of a stored response's log-probabilities."""
   return np.square(run.values_of(step.params, prompt, stored.tokens)[0] - stored.logp).mean()
 
 
-def test_a_run_replays_nothing_that_has_drifted(run):
+def test_a_run_replays_no_drifted_successes(run):
   gates = run.experiment.config.replay.question_selection == 'headroom_drift'
   for step in run.steps.values():
     every = zip(step.plan.prompts, step.plan.candidates, step.trained.candidates, step.responses)
@@ -105,8 +105,8 @@ def test_a_run_replays_nothing_that_has_drifted(run):
       assert len(fresh) == K - bool(kept)
 
 
-def test_a_run_replays_what_its_rule_picks(run):
-  """The least of a mean or maximum over log-probabilities, now and when it was written."""
+def test_a_run_replays_the_trajectory_that_its_rule_picks(run):
+  """It minimizes the mean of current log-probabilities, or their largest drop since sampling."""
   rule, chosen = run.experiment.config.replay.trajectory_selection, 0
   if rule not in ('highest_perplexity', 'smallest_drop'):
     pytest.skip('another rule')
@@ -123,7 +123,7 @@ def test_a_run_replays_what_its_rule_picks(run):
 
 
 def with_new(stored, responses, verdicts, keeps_all, limit):
-  """(tokens, log-probabilities) stored and of what is new and kept, the newest `limit` of them."""
+  """Return the newest `limit` of the stored and newly kept (tokens, log-probabilities)."""
   stored = list(stored)
   for response, verdict in zip(responses, verdicts):
     is_kept = verdict.correct or keeps_all
@@ -132,8 +132,8 @@ def with_new(stored, responses, verdicts, keeps_all, limit):
   return stored[-limit:] if limit else stored
 
 
-def test_a_run_stores_what_limit_bounds_and_failed_say(run):
-  """Group by group in plain Python; correctness in quarters."""
+def test_a_run_stores_according_to_its_limit_bounds_and_failure_rule(run):
+  """The test simulates the buffer group by group in plain Python, with correctness in quarters."""
   config = run.experiment.config.replay
   entries, retired, started = {}, {}, False
   unrecorded, most = set(), 0
@@ -170,14 +170,14 @@ def test_a_run_stores_what_limit_bounds_and_failed_say(run):
       for row, entry in step.after.entries.items()
     }, number
     assert step.after.retired_epoch == retired and step.after.started == started
-  # So that each value is told from the default.
+  # Check that each value has an effect that the default lacks.
   assert (most > tiny.STORED) == (config.max_trajectories == 0)
   assert unrecorded == ({1} if low else set())
   replayed = {one.correct for step in run.steps.values() for one in step.replays if one}
   assert (False in replayed) == (config.store == 'all')
 
 
-def test_a_run_leaves_out_replayed_tokens_until_their_second_moment_is_bounded(run):
+def test_a_run_drops_replayed_tokens_until_their_second_moment_is_bounded(run):
   limit, all_left_out = run.experiment.config.objective.m2po_threshold, 0
   for step in run.steps.values():
     is_replay_B, mask_BT = step.batch.is_replay_B, step.batch.response_mask_BT > 0
