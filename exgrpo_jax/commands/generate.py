@@ -67,7 +67,7 @@ def main(args: command_line.Args) -> None:
 def _summary(response: Response) -> str:
   """Describe a response: its length, log-probability and, for an episode, its verdict."""
   total, count = float(response.logp.sum()), response.num_own
-  cut = ', cut at the limit' if response.truncated else ''
+  cut = ', truncated' if response.truncated else ''
   ended = ''
   if judged := response.verdict:
     reason = f' ({judged.reason})' if judged.reason else ''

@@ -3,8 +3,8 @@
 exgrpo report /tmp/chains --out=report.html
 exgrpo report /tmp/first /tmp/second --out=both.html
 
-The page needs no network and, without --texts=all, no other file. With --serve, open it in a local
-browser to follow the runs. Nothing is written into a workdir unless --out points there.
+The page needs no network and, without --texts=all, no other file. With --serve, you can follow the
+runs in a local browser. Nothing is written into a workdir unless --out points there.
 """
 
 import math

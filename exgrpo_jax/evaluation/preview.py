@@ -1,4 +1,4 @@
-"""Preview of a data spec as a model sees it, for `exgrpo data show`.
+"""A preview of a data spec as a model sees it, for `exgrpo data show`.
 
 The preview shows how columns and ground truths are read, three questions as the model sees them,
 the prompt lengths, and which rows are left out and why. With an environment, it also shows an

@@ -346,7 +346,7 @@ def prepared(
 def of_one(
   source: Source, experiment: Experiment, parts: Sequence[Part], out: str
 ) -> list[Records]:
-  """Evaluate a policy on what `prepared` returned for it, and return the records of each part."""
+  """Evaluate a policy that `prepared` has opened, and return the records of each part."""
   with jax.set_mesh(experiment.meshes.training), console.opened(), machine.explained():
     print(source.path, flush=True)
     _, evaluated = evaluate(source, experiment, parts, out)

@@ -80,7 +80,7 @@ def average(scores: Sequence[Score]) -> Score:
   value = sum(score.value for score in scores) / m
   below = math.sqrt(sum((score.value - score.low) ** 2 for score in scores)) / m
   above = math.sqrt(sum((score.high - score.value) ** 2 for score in scores)) / m
-  return Score(value, max(value - below, 0.0), min(value + above, 1.0))  # against rounding
+  return Score(value, max(value - below, 0.0), min(value + above, 1.0))  # guard against rounding
 
 
 # ---- Rows ----

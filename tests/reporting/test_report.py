@@ -86,12 +86,12 @@ def test_all_texts_are_beside_the_page_and_read_on_demand(run, tmp_path, tab):
   script = tmp_path / 'page_texts' / f'0_{last["step"]:06d}.js'
   assert script.read_text().startswith(f'exgrpoTexts("0/{last["step"]}","')
   go(tab, tmp_path / 'page.html', 'page=overview')
-  # Without the sample that the file itself holds, as of a run that is too large for it.
+  # Remove the sampled texts in the file, as if the run were too large for it.
   tab.evaluate("parts['texts-0'] = Promise.resolve(null)")
   tab.evaluate(f"location.hash = '#page=responses&group={last['step']}/{last['group']}'")
   tab.wait_for_selector('.tokens')
   tab.evaluate(f"location.hash = '#page=responses&from={last['step']}&to={last['step']}'")
-  tab.locator('main', has_text='For a single step, everything recorded is loaded').wait_for()
+  tab.locator('main', has_text='If you choose a single step, the page').wait_for()
   of_step = [row for row in table if row['step'] == last['step']]
   assert tab.locator('td .text:not(:has(a)) .excerpt').count() == len(of_step)
   found = tab.evaluate(f'textsOf(0, {last["step"]})')

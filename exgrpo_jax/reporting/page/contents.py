@@ -191,7 +191,7 @@ def render(parts: Parts) -> str:
 
 
 def write(path: pathlib.Path, text: str) -> None:
-  """Write a file atomically: a reader sees either the complete old file or the new one."""
+  """Write a file atomically: a reader sees either the old file or the complete new one."""
   with replacing(path) as unfinished:
     unfinished.write_text(text, encoding='utf-8')
 

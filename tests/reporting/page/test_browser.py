@@ -131,13 +131,13 @@ def test_overview_has_the_scores_the_signal_the_settings_and_the_warnings(tab, r
   recent = [record for record in run.metrics if record['step'] > tiny.NUM_STEPS - 10]
   tiles = dict(tile.splitlines()[:2] for tile in signal.locator('.facts > div').all_inner_texts())
   for label, name in (
-    ('groups that taught nothing', 'groups/zero_advantage'),
+    ('groups without a learning signal', 'groups/zero_advantage'),
     ('groups solved by all responses', 'groups/solved_by_all'),
     ('groups solved by no response', 'groups/solved_by_none'),
   ):
     assert tiles[label] == f'{100 * np.mean([record[name] for record in recent]):.0f}%', label
   assert {'fresh tokens clipped', 'updates skipped', 'learning rate'} < set(tiles)
-  assert 'had equal rewards and taught nothing' in tab.locator('#silent').inner_text()
+  assert 'had equal rewards, so they gave no learning signal' in tab.locator('#silent').inner_text()
   settings = tab.locator('section', has=tab.locator('h2', has_text='Settings'))
   table = {name: (base, own) for name, base, own in rows_of(settings.locator('table'))}
   assert table['rollout.questions'] == ('128', str(tiny.QUESTIONS))
@@ -499,8 +499,8 @@ def test_what_is_typed_is_searched_in_questions_and_responses(tab, page, recorde
     ]
 
   go(tab, page, 'page=responses')
-  note = tab.locator('main .quiet', has_text='have their text in this file').inner_text()
-  assert note.startswith(f'{len(texts)} of the {len(responses)} responses')
+  note = tab.locator('main .quiet', has_text='This file contains the texts of').inner_text()
+  assert f'the texts of {len(texts)} of the {len(responses)} responses' in note
   before = tab.evaluate('history.length')
   in_response = next(text for text in texts.values() if len(text.strip()) > 8).strip()[:4]
   for words in (asked[questions[0]['question']], in_response):

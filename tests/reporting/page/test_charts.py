@@ -39,7 +39,7 @@ def test_a_real_run_has_all_panels(recorded):
   parts = charts.overview(metrics.read(recorded.workdir), replays=True)
   assert {part: [panel['title'] for panel in made] for part, made in parts.items()} == {
     'score': ['Evaluation: pass@1, 95% interval', 'Reward', 'Pass rate'],
-    'signal': ['Groups that teach nothing', 'Clipped tokens', 'Learning rate'],
+    'signal': ['Groups without a learning signal', 'Clipped tokens', 'Learning rate'],
     'training': [
       *('Gradient norm', 'Entropy', 'Response length', 'Truncated responses', 'Outcomes'),
       'Step time by phase',
