@@ -292,7 +292,7 @@ def _absl_flags(argv: list[str]) -> list[str]:
   """Parse flags with absl and return the remaining words. Turns absl errors into InputErrors."""
   try:
     return flags.FLAGS(argv)
-  except SystemExit:  # from --help, with status 1
+  except SystemExit:  # absl exits with status 1 after --help
     sys.exit(0)
   except flags.UnrecognizedFlagError as error:
     names = [flag.name for flag in flags.FLAGS.get_key_flags_for_module(sys.argv[0])]

@@ -33,7 +33,7 @@ def define_flags() -> None:
     0,
     'The sampling seed. The same seed gives the same responses.',
     lower_bound=0,
-    upper_bound=2**63 - 1,  # like config.seed
+    upper_bound=2**63 - 1,  # the same limit as for config.seed
   )
   flags.DEFINE_bool('tokens', False, 'Print each token with its log-probability.')
 
@@ -91,8 +91,8 @@ def _text(tokenizer: Tokenizer, response: Response, by_token: bool) -> str:
   for written, observed in turn_places(response.turns):
     lines.append(f'policy: {tokenizer.decode(response.tokens[written])}')
     if observed.stop > observed.start:
-      told = tokenizer.decode(response.tokens[observed], special=True)  # with markers
-      lines.append(f'environment: {told.strip()}')
+      text = tokenizer.decode(response.tokens[observed], special=True)  # with turn markers
+      lines.append(f'environment: {text.strip()}')
   return '\n'.join(lines)
 
 

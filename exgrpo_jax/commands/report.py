@@ -53,7 +53,7 @@ def main(args: command_line.Args, *workdirs: str) -> None:
       )
   name = args.out or PAGE
   out = pathlib.Path(name)
-  if out.is_dir() or not out.suffix or name.endswith('/'):  # a Path has no final slash
+  if out.is_dir() or not out.suffix or name.endswith('/'):  # a Path drops a trailing slash
     out /= PAGE
   if args.serve:
     serve(workdirs, args.port, args.every)

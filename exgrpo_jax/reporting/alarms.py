@@ -153,7 +153,7 @@ def grading(step: int, verdicts: Sequence[Sequence[Verdict]]) -> str:
 # would not be finite either. It also ends if most updates are skipped, because nothing is learned.
 # Both decisions depend only on a step's metrics, which are the same on all hosts.
 
-SCORE = 'validation/score'  # see evaluation.score_all
+SCORE = 'validation/score'  # see evaluation.scores.score_all
 BREAKDOWN_WINDOW = 10  # steps
 MAX_SKIPPED = 0.5  # share of the updates in the last BREAKDOWN_WINDOW steps
 

@@ -18,7 +18,7 @@ from exgrpo_jax.errors import InputError
 from exgrpo_jax.runtime.replacement import replacing
 
 GROUPS = {'in': 'in distribution', 'out': 'out of distribution'}  # keys as in Benchmark.group
-Row = Mapping[str, Any]  # the contents of a row's file; see `suites.row`
+Row = Mapping[str, Any]  # the contents of a row's file; see `suites.write_row`
 
 
 @dataclasses.dataclass(frozen=True)

@@ -66,9 +66,9 @@ def difference_95(difference_Q: np.ndarray, cluster_Q: _Clusters) -> Estimate:
   """Estimate the mean of paired differences, by the normal approximation.
 
   The standard error is cluster-robust, as in `interval_95`. If all differences are equal, this
-  error is 0 and carries no information. Seeing the same value in all G clusters implies, with 95%
-  confidence, that other values have a probability of at most b = 1 - 0.05^(1/G), about 3 / G. The
-  interval contains every mean that is possible if a share b of the values is anywhere in [-1, 1].
+  error is 0 and carries no information. If all G clusters have the same value, other values have,
+  with 95% confidence, a probability of at most b = 1 - 0.05^(1/G), about 3 / G. The interval
+  contains every mean that is possible if a share b of the values is anywhere in [-1, 1].
 
   Args:
     difference_Q: differences between two policies' shares of correct responses [questions].

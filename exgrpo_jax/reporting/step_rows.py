@@ -54,7 +54,7 @@ def rows(
   """Return the step's rows for every table. Token rows are limited to groups in `with_tokens`.
 
   Except in partial rollouts, the policy at the start of the step generated the fresh responses and
-  scored the replayed ones, so entropies, probabilities and ratios match the first minibatch's loss,
+  scored the replayed ones. So entropies, probabilities and ratios match the first minibatch's loss,
   up to rounding. `before` is the buffer when the step was planned, and `after` the buffer after it.
   """
   tables = {
@@ -265,7 +265,7 @@ def measure_step(
 ) -> dict[str, float]:
   """Compute all of a step's metrics except times.
 
-  `after` is the buffer after the step, `rows` are the step's records, and `sums` are each epoch's
+  `after` is the buffer after the step, and `rows` are the step's records. `sums` are each epoch's
   sums from the loop's `learn`, copied to the host. With several epochs, metrics whose names end in
   '/epoch_1', … describe one epoch; an epoch that `max_kl` skipped has no such metrics.
   """

@@ -338,11 +338,7 @@ def test_a_runs_state_follows_from_its_records_and_its_lock(recorded):
     (four, 199, 'running'),
     (four, 201, 'stalled'),
     ((step[:3], started, False), 1e5, 'running'),  # two step times are too few for a median
-    (
-      (step[:4], started + 30, False),
-      1e5,
-      'running',
-    ),  # only steps after the latest start are timed
+    ((step[:4], started + 30, False), 1e5, 'running'),  # one step before the latest start
     ((step[:4], started, True), 0, 'stopped'),
     ((step, started, False), 1e5, 'ended'),
     ((step, started, True), 1e5, 'ended'),
