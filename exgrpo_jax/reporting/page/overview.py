@@ -118,8 +118,8 @@ def _facts(run: Recorded, starts: Sequence[Mapping[str, Any]]) -> list[list[str]
   facts = [
     ['method', f'ExGRPO, replay.ratio {ratio:g}' if ratio else 'GRPO (replay.ratio 0)'],
     ['steps', f'{records[-1]["step"]:.0f} of {config["num_steps"]}'],
-    ['a step', f'{questions} × {responses}'],
-    ['took', _took(records, starts)],
+    ['per step', f'{questions} × {responses}'],
+    ['duration', _took(records, starts)],
     ['tokens generated', f'{tokens:,.0f}'],
   ]
   if speeds:

@@ -148,7 +148,7 @@ def test_overview_has_the_scores_the_signal_the_settings_and_the_warnings(tab, r
   assert facts['tokens per second, median'] == f'{np.median(speeds):,.0f}'
   seconds = round(sum(r.get('time/step', 0) for r in run.metrics))
   in_steps = datetime.timedelta(seconds=seconds)
-  assert re.fullmatch(rf'0:\d\d:\d\d, {in_steps} of it in steps', facts['took'])
+  assert re.fullmatch(rf'0:\d\d:\d\d, {in_steps} of it in steps', facts['duration'])
   assert WARNING in tab.locator('main').inner_text()
 
 

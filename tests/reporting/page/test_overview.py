@@ -48,9 +48,9 @@ def test_the_time_runs_from_each_start_to_its_last_record(tmp_path):
     for step, minute in minutes.items()
   ]
   found = dict(described(tmp_path, records, [start(0), start(31, 10)])['facts'])
-  assert found['took'] == '0:08:00, 0:06:00 of it in steps'
+  assert found['duration'] == '0:08:00, 0:06:00 of it in steps'
   found = dict(described(tmp_path, records)['facts'])
-  assert found['took'] == '0:06:00 in steps'
+  assert found['duration'] == '0:06:00 in steps'
 
 
 @pytest.mark.parametrize(
