@@ -1,4 +1,4 @@
-"""Check that a run could start, without its devices and without reading its data and weights.
+"""Check that a run can start, without its devices and without reading its data and weights.
 
 exgrpo check --config=arithmetic --workdir=/tmp/arithmetic
 
@@ -6,7 +6,7 @@ Accepts train's flags and performs train's first checks: flags, config, reward f
 model shape, tokenizer, and whether local data and weights exist. If the model is on the Hub or in a
 GGUF file, the files that describe it are cached, but not its weights. Nothing else is written.
 Buckets are not read. With config.num_epochs, the training questions are also read to count the
-steps. Exit status: 0 if it finds no problem, 2 if the run could not start, 1 if the network or the
+steps. Exit status: 0 if it finds no problem, 2 if the run cannot start, 1 if the network or the
 storage failed.
 """
 

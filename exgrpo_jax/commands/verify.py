@@ -4,8 +4,8 @@ exgrpo verify --response='So \boxed{2/4}' --answer=0.5
 exgrpo verify --file=cases.jsonl
 
 The file contains one JSON object per line: 'response', 'gold' or 'answer' (the ground truth), and
-optionally 'expected' (true, the default, if the response is correct, else false) and 'kind'. The
-command prints the lines with an unexpected verdict, and the totals.
+optionally 'expected' (whether the response is correct; true by default) and 'kind'. The command
+prints the lines with an unexpected verdict, and the totals.
 """
 
 import argparse
