@@ -11,10 +11,10 @@ from exgrpo_jax.runtime import machine
 COMMANDS = {
   'Train': {
     'train': 'train a policy with ExGRPO, or resume a run',
-    'check': 'check that a run could start, in seconds and without a GPU or TPU',
+    'check': 'check that a run can start, in seconds and without a GPU or TPU',
     'sweep': 'run variants of one config and compare them in a table',
   },
-  'Look': {
+  'Inspect': {
     'report': 'show a run as one HTML page, down to every token',
     'generate': 'print responses to a prompt',
     'data': 'show a data set as a model sees it, or prefilter its questions',

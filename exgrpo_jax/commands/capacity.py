@@ -1,4 +1,4 @@
-r"""Estimate whether a run fits a TPU slice or a GPU, and how fast a slice trains, without a device.
+r"""Estimate without a device whether a run fits a TPU slice or a GPU, and how fast a slice trains.
 
 exgrpo capacity --config=qwen2_5_math_7b --topology=v5e:8x8
 exgrpo capacity --config=qwen2_5_math_7b --topology=v5e:8x8 \
@@ -28,8 +28,8 @@ def define_flags() -> None:
   flags.DEFINE_string(
     'device',
     None,
-    'The GPU, if you do not set --topology: the memory of any GPU, such as 24gb, or one of these '
-    f'names in any spelling: {", ".join(devices.GPUS)}.',
+    'The GPU, instead of --topology: the memory of any GPU, such as 24gb, or one of these names in '
+    f'any spelling: {", ".join(devices.GPUS)}.',
   )
   flags.DEFINE_bool(
     'fit',

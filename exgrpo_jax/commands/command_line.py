@@ -97,12 +97,12 @@ def define_config() -> None:
 
 def define_workdir() -> None:
   """Define --workdir, for commands that create a run."""
-  define_path('workdir', 'The folder for everything the run writes. A run found there is resumed.')
+  define_path('workdir', 'The folder for everything the run writes. An existing run is resumed.')
 
 
 def define_checkpoint() -> None:
   """Define --checkpoint and --step, for commands that read a run."""
-  define_path('checkpoint', "A run's workdir.")
+  define_path('checkpoint', 'The workdir of the run to use.')
   flags.DEFINE_integer('step', None, 'The step of the checkpoint to use; by default the newest.')
 
 
@@ -292,7 +292,7 @@ def _absl_flags(argv: list[str]) -> list[str]:
   """Parse flags with absl and return the remaining words. Turns absl errors into InputErrors."""
   try:
     return flags.FLAGS(argv)
-  except SystemExit:  # from --help, with status 1
+  except SystemExit:  # absl exits with status 1 after --help
     sys.exit(0)
   except flags.UnrecognizedFlagError as error:
     names = [flag.name for flag in flags.FLAGS.get_key_flags_for_module(sys.argv[0])]

@@ -3,6 +3,8 @@
 exgrpo data show gsm8k_train.jsonl --model=Qwen/Qwen2.5-Math-1.5B
 exgrpo data show x.parquet --config=base --config.data.question_field=ask
 exgrpo data prefilter --config=one_gpu --samples=8 --out=filtered
+
+`exgrpo data show --help` and `exgrpo data prefilter --help` list different flags.
 """
 
 import sys

@@ -9,8 +9,8 @@ exgrpo evaluate --suite=paper --model=Qwen2.5-7B-Instruct --name='Base model' \
 --compare evaluates two policies on the same questions with the same settings, and prints the
 difference. A suite is a table of benchmarks; each evaluation adds a row to it.
 
-Each run of this command writes new files, and adds a line with its scores and settings to
-evaluations.jsonl next to them. Files from evaluations during training do not change.
+Each evaluation writes new files, and adds a line with its scores and settings to evaluations.jsonl
+next to them. Files from evaluations during training do not change.
 """
 
 import os
@@ -40,8 +40,8 @@ def define_flags() -> None:
   command_line.define_model()
   command_line.define_path(
     'out',
-    "The folder for the records of all questions; by default evaluation/ in the run's workdir. "
-    'Without a run, records are not kept by default.',
+    'The folder for the records of all questions. The default with --checkpoint is evaluation/ in '
+    'its workdir. With --model or --compare, no records are kept by default.',
   )
   command_line.define_path(
     'compare',

@@ -33,7 +33,7 @@ def define_flags() -> None:
     0,
     'The sampling seed. The same seed gives the same responses.',
     lower_bound=0,
-    upper_bound=2**63 - 1,  # like config.seed
+    upper_bound=2**63 - 1,  # the same limit as for config.seed
   )
   flags.DEFINE_bool('tokens', False, 'Print each token with its log-probability.')
 
@@ -67,7 +67,7 @@ def main(args: command_line.Args) -> None:
 def _summary(response: Response) -> str:
   """Describe a response: its length, log-probability and, for an episode, its verdict."""
   total, count = float(response.logp.sum()), response.num_own
-  cut = ', cut at the limit' if response.truncated else ''
+  cut = ', truncated' if response.truncated else ''
   ended = ''
   if judged := response.verdict:
     reason = f' ({judged.reason})' if judged.reason else ''
@@ -91,8 +91,8 @@ def _text(tokenizer: Tokenizer, response: Response, by_token: bool) -> str:
   for written, observed in turn_places(response.turns):
     lines.append(f'policy: {tokenizer.decode(response.tokens[written])}')
     if observed.stop > observed.start:
-      told = tokenizer.decode(response.tokens[observed], special=True)  # with markers
-      lines.append(f'environment: {told.strip()}')
+      text = tokenizer.decode(response.tokens[observed], special=True)  # with turn markers
+      lines.append(f'environment: {text.strip()}')
   return '\n'.join(lines)
 
 

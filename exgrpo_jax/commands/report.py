@@ -3,8 +3,8 @@
 exgrpo report /tmp/chains --out=report.html
 exgrpo report /tmp/first /tmp/second --out=both.html
 
-The page needs no network and, without --texts=all, no other file. With --serve, open it in a local
-browser to follow the runs. Nothing is written into a workdir unless --out points there.
+The page needs no network and, without --texts=all, no other file. With --serve, you can follow the
+runs in a local browser. Nothing is written into a workdir unless --out points there.
 """
 
 import math
@@ -53,7 +53,7 @@ def main(args: command_line.Args, *workdirs: str) -> None:
       )
   name = args.out or PAGE
   out = pathlib.Path(name)
-  if out.is_dir() or not out.suffix or name.endswith('/'):  # a Path has no final slash
+  if out.is_dir() or not out.suffix or name.endswith('/'):  # a Path drops a trailing slash
     out /= PAGE
   if args.serve:
     serve(workdirs, args.port, args.every)

@@ -26,7 +26,7 @@ _SWEEPS = 'exgrpo_jax.configs.sweeps'
 def define_flags() -> None:
   """Define the flags of this command."""
   command_line.define_config()
-  command_line.define_workdir()
+  command_line.define_path('workdir', 'The folder for the trials and the table.')
   flags.DEFINE_string(
     'sweep',
     None,

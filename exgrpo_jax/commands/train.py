@@ -2,9 +2,9 @@
 
 exgrpo train --config=arithmetic --workdir=/tmp/arithmetic
 
-A run found in --workdir is resumed from its newest checkpoint. Exit status: 0 if the run is
-complete, 1 if it failed, 2 if the command cannot run, 75 if SIGTERM or Ctrl-C stopped it. In the
-last case, the current step is finished and saved first. To resume, run the same command again.
+If --workdir contains a run, that run is resumed from its newest checkpoint. Exit status: 0 if the
+run is complete, 1 if it failed, 2 if the command cannot run, 75 if SIGTERM or Ctrl-C stopped it. In
+the last case, the current step is finished and saved first. To resume, run the same command again.
 """
 
 import os

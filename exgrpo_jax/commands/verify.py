@@ -4,8 +4,8 @@ exgrpo verify --response='So \boxed{2/4}' --answer=0.5
 exgrpo verify --file=cases.jsonl
 
 The file contains one JSON object per line: 'response', 'gold' or 'answer' (the ground truth), and
-optionally 'expected' (whether it should be judged correct, true by default) and 'kind'. The command
-prints the lines whose verdict is not as expected, and the totals.
+optionally 'expected' (whether the response is correct; true by default) and 'kind'. The command
+prints the lines with an unexpected verdict, and the totals.
 """
 
 import argparse

@@ -41,8 +41,8 @@ def sample(
   texts = list(prompts) if isinstance(prompts, Iterable) and not isinstance(prompts, str) else []
   if not texts or not all(isinstance(text, str) for text in texts):
     raise InputError(
-      f"prompts={prompts!r}: this must be a list of the users' texts. Write a single prompt as "
-      "['48+3-9+7'], and the text of a chat's system message into config.prompt.system."
+      f'prompts={prompts!r}: this must be a list of texts. Write a single prompt as '
+      "['48+3-9+7'], and set config.prompt.system to the system message."
     )
   encoded = [np.array(tokenizer.encode(render(policy, text)), np.int32) for text in texts]
   check_embedded(policy.experiment, encoded, 'a prompt')
@@ -82,7 +82,7 @@ def play(
 
 def check_samples(samples: int) -> None:
   """Raise InputError unless the number of responses per prompt is a positive integer."""
-  check_argument('samples', samples, numbers.Integral, 'an integer, the responses per prompt')
+  check_argument('samples', samples, numbers.Integral, 'an integer number of responses per prompt')
   if samples < 1:
     raise InputError(f'samples={samples}: the number of responses must be at least 1.')
 

@@ -98,8 +98,8 @@ def score_policy(
 
   Returns:
     Metrics by name. 'eval/{name}/pass@1' is the score of the first sample, and '…_low' and '…_high'
-    bound its 95% interval. With k > 1 samples, 'avg@{k}' (the mean over all samples) and 'pass@{k}'
-    (the share of questions with a correct sample) are added, also with bounds. 'truncated' and,
+    bound its 95% interval. With k > 1 samples, there are also 'avg@{k}' (the mean over all samples)
+    and 'pass@{k}' (the share of questions with a correct sample), with bounds. 'truncated' and,
     if the task can check steps, 'valid_steps' are shares of all responses. The name comes from the
     data spec (`spec_name`). If the data has several sources, the metrics are per source instead:
     'eval/{name}/{source}/…'.
@@ -346,7 +346,7 @@ def prepared(
 def of_one(
   source: Source, experiment: Experiment, parts: Sequence[Part], out: str
 ) -> list[Records]:
-  """Evaluate a policy on what `prepared` returned for it, and return the records of each part."""
+  """Evaluate a policy that `prepared` has opened, and return the records of each part."""
   with jax.set_mesh(experiment.meshes.training), console.opened(), machine.explained():
     print(source.path, flush=True)
     _, evaluated = evaluate(source, experiment, parts, out)

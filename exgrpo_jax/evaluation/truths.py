@@ -1,4 +1,4 @@
-"""Summary of how the verifier reads a data set's ground truths, including odd ones."""
+"""A summary of how the verifier reads a data set's ground truths, including odd ones."""
 
 import re
 from collections.abc import Sequence

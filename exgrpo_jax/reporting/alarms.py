@@ -124,8 +124,8 @@ def silent_groups(recent: Run) -> str:
     return ''
   return (
     f'{equal:.0%} of the groups in steps {recent[0]["step"]:.0f} to {recent[-1]["step"]:.0f} had '
-    f'equal rewards and taught nothing: {by_all:.0%} were solved by all responses, and '
-    f'{by_none:.0%} by none. Use {"harder" if by_all > by_none else "easier"} questions in '
+    f'equal rewards, so they gave no learning signal: {by_all:.0%} were solved by all responses, '
+    f'and {by_none:.0%} by none. Use {"harder" if by_all > by_none else "easier"} questions in '
     'config.data.train, keep only questions that are sometimes solved (prefilter), or raise '
     'config.rollout.group_size.'
   )
@@ -153,7 +153,7 @@ def grading(step: int, verdicts: Sequence[Sequence[Verdict]]) -> str:
 # would not be finite either. It also ends if most updates are skipped, because nothing is learned.
 # Both decisions depend only on a step's metrics, which are the same on all hosts.
 
-SCORE = 'validation/score'  # see evaluation.score_all
+SCORE = 'validation/score'  # see evaluation.scores.score_all
 BREAKDOWN_WINDOW = 10  # steps
 MAX_SKIPPED = 0.5  # share of the updates in the last BREAKDOWN_WINDOW steps
 

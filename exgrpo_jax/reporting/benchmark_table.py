@@ -18,7 +18,7 @@ from exgrpo_jax.errors import InputError
 from exgrpo_jax.runtime.replacement import replacing
 
 GROUPS = {'in': 'in distribution', 'out': 'out of distribution'}  # keys as in Benchmark.group
-Row = Mapping[str, Any]  # the contents of a row's file; see `suites.row`
+Row = Mapping[str, Any]  # the contents of a row's file; see `suites.write_row`
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,7 +80,7 @@ def average(scores: Sequence[Score]) -> Score:
   value = sum(score.value for score in scores) / m
   below = math.sqrt(sum((score.value - score.low) ** 2 for score in scores)) / m
   above = math.sqrt(sum((score.high - score.value) ** 2 for score in scores)) / m
-  return Score(value, max(value - below, 0.0), min(value + above, 1.0))  # against rounding
+  return Score(value, max(value - below, 0.0), min(value + above, 1.0))  # guard against rounding
 
 
 # ---- Rows ----

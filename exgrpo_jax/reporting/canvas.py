@@ -45,7 +45,7 @@ _STYLE: Any = {
   'ytick.labelsize': 8,
   'legend.fontsize': 8.5,
   'legend.frameon': False,
-  'svg.fonttype': 'none',  # keep text as text
+  'svg.fonttype': 'none',  # write text as text, not as paths
   'pdf.fonttype': 42,
   'svg.hashsalt': 'exgrpo_jax',
 }

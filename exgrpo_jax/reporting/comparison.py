@@ -2,9 +2,9 @@
 
 Intervals over questions are cluster-robust; intervals over seeds are percentile bootstraps by SciPy
 (Efron, Annals of Statistics 7, 1979). With few seeds, these bootstrap intervals are too narrow. For
-normal values, they cover the true mean 95% of the time with many seeds, about 91% with 16 seeds,
-87% with 8 and 83% with 5. With two seeds, coverage would be 50%, so no interval is computed. Equal
-values have no interval either, because all their resamples would be equal.
+normally distributed values, they cover the true mean 95% of the time with many seeds, about 91%
+with 16 seeds, 87% with 8 and 83% with 5. With two seeds, coverage would be 50%, so no interval is
+computed. Equal values have no interval either, because all their resamples would be equal.
 """
 
 import math
@@ -66,9 +66,9 @@ def difference_95(difference_Q: np.ndarray, cluster_Q: _Clusters) -> Estimate:
   """Estimate the mean of paired differences, by the normal approximation.
 
   The standard error is cluster-robust, as in `interval_95`. If all differences are equal, this
-  error is 0 and carries no information. Seeing the same value in all G clusters implies, with 95%
-  confidence, that other values have a probability of at most b = 1 - 0.05^(1/G), about 3 / G. The
-  interval contains every mean that is possible if a share b of the values is anywhere in [-1, 1].
+  error is 0 and carries no information. If all G clusters have the same value, other values have,
+  with 95% confidence, a probability of at most b = 1 - 0.05^(1/G), about 3 / G. The interval
+  contains every mean that is possible if a share b of the values is anywhere in [-1, 1].
 
   Args:
     difference_Q: differences between two policies' shares of correct responses [questions].
@@ -85,7 +85,7 @@ def difference_95(difference_Q: np.ndarray, cluster_Q: _Clusters) -> Estimate:
 
 
 def asked(record: Mapping[str, Any]) -> str:
-  """Return the key of an evaluated question's cluster, which copies such as AIME's 32 rows share.
+  """Return the cluster key of an evaluated question; copies such as AIME's 32 rows share a key.
 
   The key includes the answer, because an environment may ask different questions in the same words.
   """
@@ -94,7 +94,7 @@ def asked(record: Mapping[str, Any]) -> str:
 
 def _variance_of_mean(score_Q: np.ndarray, cluster_Q: _Clusters) -> tuple[float, int]:
   """Return the cluster-robust variance of the mean score, and the number G of clusters."""
-  numbers: dict[Any, int] = {}  # an array of texts would use as much memory per row as the longest
+  numbers: dict[Any, int] = {}  # an array would pad every text to the length of the longest
   index_Q = np.array([numbers.setdefault(cluster, len(numbers)) for cluster in cluster_Q])
   chex.assert_equal_shape([score_Q, index_Q])
   residual_G = np.bincount(index_Q, weights=score_Q - score_Q.mean())

@@ -126,7 +126,7 @@ def farewell(
     'responses': 'samples',
     'evaluations': 'evaluation',
     'policies': 'export',
-    'this text': 'console.log',
+    'this output': 'console.log',
   }
   paths = [(name, os.path.join(workdir, file)) for name, file in files.items()]
   places = _columns([(name, path) for name, path in paths if os.path.exists(path)])

@@ -178,8 +178,8 @@ def _wandb(project: str) -> Any:
 
 # ---- TensorBoard ----
 
-_TEXTS = 2  # completions of each kind per step
-_TEXT_LIMIT = 4000  # characters per prompt or completion; samples/ contains the full texts
+_TEXTS = 2  # responses of each kind per step
+_TEXT_LIMIT = 4000  # characters per prompt or response; samples/ contains the full texts
 # Tags of metrics whose names have no group.
 _TAGS = {
   'reward': 'reward/mean',
@@ -192,7 +192,7 @@ _TAGS = {
   'learning_rate': 'update/learning_rate',
   'epoch': 'update/epoch',
 }
-_PREFIX = 'patient:'  # begins the paths passed to tensorboardX, but not the paths on disk
+_PREFIX = 'patient:'  # prefix of the paths passed to tensorboardX, but not of the paths on disk
 _BOUNDS = ('_low', '_high')  # suffixes of the bounds of an evaluation's interval
 
 

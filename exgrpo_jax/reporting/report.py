@@ -27,7 +27,7 @@ from exgrpo_jax.reporting.runs import Group, Recorded
 from exgrpo_jax.runtime import activity, clock, hosts
 from exgrpo_jax.runtime.workdir import RUN_LOCK, is_abandoned
 
-# ---- The server of a page ----
+# ---- The page server ----
 
 ADDRESS = '127.0.0.1'
 _OWN_NAMES = (ADDRESS, 'localhost')
@@ -47,8 +47,8 @@ class State(NamedTuple):
 def state_of(workdir: str, records: Run, started: float, is_gone: bool, now: float) -> State:
   """Return a run's state at time `now`; it is 'stalled' when `clock.watched` would print a warning.
 
-  Step times are taken only since the latest start, because a run may resume long after its last
-  step and must compile first. Times are in Unix seconds. `is_gone`: the run's process has ended.
+  Only steps since the latest start are timed, because a run may resume long after its last step
+  and must compile first. Times are in Unix seconds. `is_gone`: the run's process has ended.
   """
   if not records:
     if is_gone:
@@ -244,7 +244,7 @@ def write_at_end(workdir: str) -> None:
 def _describe(
   groups: Sequence[Group], all_responses: bool = False, **options: Any
 ) -> contents.Parts:
-  """Return the page's parts. `options` become part of its 'page' data; see browser/start.js."""
+  """Return the page's parts. `options` are added to the part 'page'; see browser/start.js."""
   parts = contents.describe(groups, all_responses)
   now = datetime.datetime.now().astimezone()
   parts['page'] |= {'written': now.isoformat(sep=' ', timespec='seconds'), 'by': __version__}
@@ -253,7 +253,6 @@ def _describe(
 
 
 def _runs(groups: Sequence[Group]) -> list[Recorded]:
-  """Return the runs in page order."""
   return [run for group in groups for run in group.runs]
 
 

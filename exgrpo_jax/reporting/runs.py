@@ -171,7 +171,7 @@ def score_names(found: Sequence[Run]) -> dict[str, str]:
   for record in (record for run in found for record in run):
     newest |= {name: max(record.get('step', 0), newest.get(name, 0)) for name in record}
   of_source: dict[str, str] = {}
-  # Later names replace earlier ones: newer steps come later and, at the same step, avg@k.
+  # Later names replace earlier ones, so newer steps come later and, at the same step, avg@k.
   for name in sorted(newest, key=lambda name: (newest[name], '/avg@' in name)):
     if match := re.fullmatch(r'eval/(.+)/(pass@1|avg@\d+)', name):
       of_source[match[1]] = name

@@ -53,7 +53,7 @@ RESPONSES = pa.schema(
     pa.field('entropy', pa.float32(), nullable=False),
     pa.field('probability', pa.float32(), nullable=False),
     pa.field('advantage', pa.float32(), nullable=False),  # 0 in groups that were dropped
-    # The step that wrote the response's first token.
+    # The step that generated the response's first token.
     pa.field('policy_step', pa.int32(), nullable=False),
     pa.field('has_code_block', pa.bool_(), nullable=False),
     pa.field('valid_steps', pa.bool_()),  # null if the task cannot check steps
@@ -98,7 +98,7 @@ TOKENS = pa.schema(
     # From the sampler if the response is fresh, computed now if it is replayed.
     pa.field('logp', pa.list_(pa.float32()), nullable=False),
     pa.field('entropy', pa.list_(pa.float32()), nullable=False),
-    # Under the policy that wrote the replayed response; null for a fresh response.
+    # Under the policy that generated the replayed response; null for a fresh response.
     pa.field('past_logp', pa.list_(pa.float32())),
     # The turns of an episode (see datatypes.Turn), null for single-turn responses. At the
     # environment's tokens, logp, entropy and past_logp are 0.

@@ -53,9 +53,9 @@ def rows(
 ) -> Rows:
   """Return the step's rows for every table. Token rows are limited to groups in `with_tokens`.
 
-  Except in partial rollouts, the policy at the start of the step wrote the fresh responses and
-  scored the replayed ones, so entropies, probabilities and ratios match the first minibatch's loss,
-  up to rounding. `before` is the buffer when the step was planned, and `after` is the final buffer.
+  Except in partial rollouts, the policy at the start of the step generated the fresh responses and
+  scored the replayed ones. So entropies, probabilities and ratios match the first minibatch's loss,
+  up to rounding. `before` is the buffer when the step was planned, and `after` the buffer after it.
   """
   tables = {
     'responses': list(_responses(tokenizer, experience)),
@@ -155,7 +155,7 @@ def _is_truncated(tokenizer: Tokenizer, stored: Trajectory) -> bool:
   """Return True if a stored trajectory was cut off at the limit.
 
   Trajectories that were imported or stored by earlier versions lack the flag, but a single turn
-  without an end token was always cut off. The last token of an episode shows nothing.
+  without an end token was always cut off. An episode's last token does not show this.
   """
   return stored.truncated or not (stored.turns or int(stored.tokens[-1]) in tokenizer.eos_ids)
 
@@ -216,7 +216,7 @@ def _tokens(experience: Experience, groups: Collection[int]) -> Iterator[_Row]:
 
 
 def sample_rows(tokenizer: Tokenizer, experience: Experience, count: int, seed: int) -> list[_Row]:
-  """Draw up to `count` rows: one fresh response per random group, and its replayed one, if any.
+  """Draw up to `count` rows: a fresh response and the replayed one, if any, from random groups.
 
   Prompts and responses include special tokens, so that you can check the chat template. The draw
   depends only on the seed and the step.
@@ -265,7 +265,7 @@ def measure_step(
 ) -> dict[str, float]:
   """Compute all of a step's metrics except times.
 
-  `after` is the buffer after the step, `rows` are the step's records, and `sums` are each epoch's
+  `after` is the buffer after the step, and `rows` are the step's records. `sums` are each epoch's
   sums from the loop's `learn`, copied to the host. With several epochs, metrics whose names end in
   '/epoch_1', … describe one epoch; an epoch that `max_kl` skipped has no such metrics.
   """

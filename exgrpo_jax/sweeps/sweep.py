@@ -190,7 +190,7 @@ def report(planned: Sequence[Trial], workdir: str, active: Collection[str] = ())
   with replacing(path) as unfinished:
     unfinished.write_text(
       'Mean ± standard deviation over seeds. Final is the last evaluation. Best is the highest '
-      'score of each run, or the lowest for measures that should fall, such as truncated; the '
+      'score of each run, or the lowest for measures where lower is better, such as truncated. The '
       'evaluation before training counts too.'
       f'\n\n{text}\n',
       encoding='utf-8',

@@ -130,7 +130,7 @@ def test_help_has_the_flags_of_each_command():
 
 
 @pytest.mark.full
-def test_without_a_command_they_are_listed_by_purpose_and_a_slip_is_answered_with_the_nearest():
+def test_without_a_command_all_are_listed_and_a_typo_gets_a_suggestion():
   listed, slip = forked.run([['exgrpo_jax.__main__'], ['trian']])
   assert listed.status == 0
   for purpose, commands_of_it in COMMANDS.items():
@@ -142,12 +142,12 @@ def test_without_a_command_they_are_listed_by_purpose_and_a_slip_is_answered_wit
 
 
 def arguments(**changes):
-  """The command's flags, of the smallest model on the smallest GPU."""
+  """The flags of `capacity` for the smallest model on the smallest GPU."""
   given = dict(config=one_gpu.get_config(), topology=None, device='l4', fit=False)
   return types.SimpleNamespace(**given | changes)
 
 
-def test_what_does_not_fit_ends_with_status_1(capsys):
+def test_a_config_that_does_not_fit_ends_with_status_1(capsys):
   capacity.main(arguments())
   assert capsys.readouterr().out.endswith('\nfits\n')
   with pytest.raises(SystemExit) as exit:
@@ -155,7 +155,7 @@ def test_what_does_not_fit_ends_with_status_1(capsys):
   assert exit.value.code == 1
 
 
-# ---- `doctor` prints its findings, and ends with status 1 where training cannot start ----
+# ---- `doctor` prints its findings, and ends with status 1 if training cannot start ----
 
 
 def test_a_problem_is_marked_and_ends_with_status_1(capsys, monkeypatch):

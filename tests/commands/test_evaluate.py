@@ -1,4 +1,4 @@
-"""An evaluation by hand."""
+"""Manual evaluations."""
 
 import copy
 import dataclasses
@@ -27,7 +27,7 @@ from exgrpo_jax.training import session
 from tests.helpers import decoding, recording, tiny
 from tests.helpers.paths import CHECKPOINTS
 
-VERIFIER = programs.COMMAND  # the real one; tiny.py's replaces it in `by_hand`
+VERIFIER = programs.COMMAND  # the real one; `by_hand` replaces it with tiny.py's
 
 
 UNSET = dict.fromkeys(['model', 'compare', 'suite', 'name', 'data'])
@@ -44,13 +44,13 @@ def own_records(recorded, step=tiny.NUM_STEPS):
 
 
 def metric_group(recorded):
-  """What the metrics of the recorded run's evaluation begin with."""
+  """The prefix of the recorded run's evaluation metrics."""
   return f'eval/{spec_name(recorded.evaluations[0].spec)}'
 
 
 @pytest.fixture
 def by_hand(recorded, values, tmp_path, monkeypatch):
-  """Evaluates a step of the recorded run; gives (the newest file's text, what is printed)."""
+  """A function that evaluates a step of the recorded run: (the newest file's text, output)."""
   monkeypatch.setattr(programs, 'COMMAND', tiny.WORKER)
 
   def run(step, capsys, **changes):
@@ -70,10 +70,10 @@ def by_hand(recorded, values, tmp_path, monkeypatch):
   ('step', 'changes'),
   [(tiny.NUM_STEPS // 2, {}), (tiny.NUM_STEPS, {}), (tiny.NUM_STEPS, {'config': None})],
 )
-def test_by_hand_it_repeats_the_runs_own_score_at_temperature_1(
+def test_a_manual_evaluation_repeats_the_runs_score_at_temperature_1(
   recorded, by_hand, capsys, step, changes
 ):
-  """Response for response; without a config, with the run's own."""
+  """All responses are the same. Without a config, the run's config is used."""
   assert recorded.experiment.config.evaluation.temperature == 1
   written, printed = by_hand(step, capsys, **changes)
   assert written == own_records(recorded, step)
@@ -84,7 +84,7 @@ def test_by_hand_it_repeats_the_runs_own_score_at_temperature_1(
 
 
 @pytest.mark.full
-def test_evaluations_by_hand_overwrite_nothing_and_say_how_they_were_made(
+def test_manual_evaluations_overwrite_nothing_and_record_their_settings(
   recorded, by_hand, capsys, tmp_path
 ):
   own = {file: file.read_bytes() for file in (recorded.workdir / 'evaluation').iterdir()}
@@ -104,7 +104,7 @@ def test_evaluations_by_hand_overwrite_nothing_and_say_how_they_were_made(
 
 
 @pytest.mark.full
-def test_two_data_sets_of_one_source_have_scores_and_records_of_their_own(
+def test_two_data_sets_with_the_same_source_have_separate_scores_and_records(
   recorded, by_hand, capsys, tmp_path
 ):
   spec, group = recorded.evaluations[0].spec, metric_group(recorded)
@@ -119,7 +119,7 @@ def test_two_data_sets_of_one_source_have_scores_and_records_of_their_own(
 def test_two_policies_are_compared_question_by_question(
   recorded, by_hand, capsys, data, tmp_path, monkeypatch
 ):
-  """A model without a run against the recorded one, by the records that both leave."""
+  """A model without a run and the recorded run, compared through the records of both."""
   monkeypatch.setattr(policies, 'base_config', lambda: copy.deepcopy(recorded.values))
   pair = [str(CHECKPOINTS / 'qwen2_tied'), str(recorded.workdir)]
   unset = dict(config=None, checkpoint=None)
@@ -150,7 +150,7 @@ def test_two_policies_are_compared_question_by_question(
 
 
 def test_the_second_policy_is_sampled_and_graded_like_the_first(config, monkeypatch):
-  """The base of its LoRA adapters, which its own seed decides, stays the same."""
+  """The base of its LoRA adapters, which depends on its own seed, stays the same."""
   changes = {'seed': 3, 'rollout.max_response': 7, 'evaluation.temperature': 0.5}
   changes |= {'grading.max_length': 77}
   changes |= {'verifier.require': ('box',), 'environment.max_turns': 3, 'data.answer_field': 'key'}
@@ -188,7 +188,7 @@ def test_a_run_is_sampled_without_the_functions_that_only_its_config_file_has(co
   (tmp_path / 'config.json').write_text(changed.to_json_best_effort())
   (tmp_path / 'checkpoints' / '1').mkdir(parents=True)
   values = policies.config_values(policies.at(str(tmp_path)))
-  assert parse_config(values).objective.shaping == 'mine'  # in its model card
+  assert parse_config(values).objective.shaping == 'mine'  # as in its model card
   for refused in (changed, overridden(values, {'objective.shaping': 'theirs'})):
     with pytest.raises(InputError, match='must be one of'):
       parse_config(refused)
@@ -232,7 +232,7 @@ def test_a_model_without_a_config_fits_prompts_next_to_the_responses(
 
 
 def noted_responses(monkeypatch):
-  """A list to which each response is added that the slot engine writes from now on."""
+  """A list that collects all responses that the slot engine generates from now on."""
   written, generate = [], SlotEngine.generate
 
   def noted(*args):
@@ -246,7 +246,7 @@ def noted_responses(monkeypatch):
 
 @pytest.mark.full
 def test_records_have_the_entropy_and_the_style_of_each_response(by_hand, capsys, monkeypatch):
-  """The style of each by its own text, where the task knows styles."""
+  """Each style is read from the response itself, if the task defines styles."""
   written = noted_responses(monkeypatch)
   monkeypatch.setattr(scores, 'style_reader', lambda question: f'{question.row}: {{}}'.format)
   text, _ = by_hand(tiny.NUM_STEPS, capsys, samples=2)
@@ -260,7 +260,7 @@ def test_records_have_the_entropy_and_the_style_of_each_response(by_hand, capsys
 
 @pytest.mark.full
 def test_records_have_what_the_verifier_extracted(recorded, by_hand, capsys, monkeypatch):
-  """The replaced verifier takes all for the answer; here the first has none, and one is no text."""
+  """The fake verifier extracts the whole text, but the first two answers are changed."""
   grade = scores._grade
 
   def changed(*args):
@@ -277,7 +277,7 @@ def test_records_have_what_the_verifier_extracted(recorded, by_hand, capsys, mon
 
 
 @pytest.mark.full
-def test_the_verifier_may_ask_for_what_the_question_has(recorded, by_hand, capsys, monkeypatch):
+def test_the_verifier_gets_the_facts_of_each_question(recorded, by_hand, capsys, monkeypatch):
   grade, known = scores.Grader.grade, []
 
   def noted(grader, texts, answers, kinds, asked):
@@ -291,7 +291,7 @@ def test_the_verifier_may_ask_for_what_the_question_has(recorded, by_hand, capsy
   assert known[0]['answer']  # a column
 
 
-# ---- What a response must have ----
+# ---- Required response formats ----
 
 
 @pytest.mark.full
@@ -302,14 +302,14 @@ def test_the_verifier_may_ask_for_what_the_question_has(recorded, by_hand, capsy
     ('<think>', ('think',), 3),
     ('<think>', ('box',), 4),
     ('<think>', ('think', 'box'), 1),
-    ('', ('think',), 8),  # nothing was begun that must end
+    ('', ('think',), 8),  # no <think> was opened
     ('', ('think', 'box'), 4),
   ],
 )
-def test_evaluation_has_its_own_think_and_box(
+def test_evaluation_has_its_own_required_format(
   prompt, require, right, recorded, values, by_hand, capsys, monkeypatch, jsonl
 ):
-  """Eight right answers: one with both, two with </think> alone, three boxed alone, two bare."""
+  """Eight right answers: one with both, two with only </think>, three only boxed, two bare."""
   forms = ['so</think>\\boxed{%s}', *['so</think>%s'] * 2, *['\\boxed{%s}'] * 3, *['%s'] * 2]
   tokenizer = recorded.experiment.tokenizer
   file = jsonl(*({'question': f'{n}+0 {prompt}', 'answer': f'{n}'} for n in range(4)))
@@ -326,9 +326,9 @@ def test_evaluation_has_its_own_think_and_box(
   assert (len(correct), sum(correct)) == (8, right)
 
 
-# ---- Which policy is the best ----
+# ---- The choice of the best policy ----
 
-# By step: what share of each source is right. The evaluation would choose step 1.
+# Step -> share of correct responses per source. The evaluation would choose step 1.
 VALIDATION = {1: {'aime': 0.2, 'minerva': 0.8}, 2: {'aime': 0.6, 'minerva': 0.0}}
 VALIDATION[3] = {'aime': 0.4, 'minerva': 1.0}
 EVALUATION = {1: 1.0, 2: 0.2, 3: 0.0}
@@ -336,7 +336,7 @@ EVALUATION = {1: 1.0, 2: 0.2, 3: 0.0}
 
 @pytest.mark.full
 @pytest.mark.parametrize(('without', 'step', 'score'), [((), 3, 0.7), (('minerva',), 2, 0.6)])
-def test_the_best_policy_is_chosen_by_the_validation_set_alone(
+def test_the_best_policy_is_chosen_only_by_the_validation_set(
   without, step, score, recorded, config, data, tmp_path, monkeypatch
 ):
   config.num_steps = 3
@@ -396,7 +396,7 @@ def test_a_run_may_have_nothing_to_evaluate_on(recorded, config, tmp_path, monke
   assert 'evaluation,' not in messages.farewell(records, str(tmp_path), ['python'])
 
 
-# ---- Responses to a prompt that is typed ----
+# ---- Responses to a user's prompt ----
 
 
 @pytest.fixture(scope='module')
@@ -420,8 +420,8 @@ def tokens(responses):
 
 
 @pytest.mark.full
-def test_log_probabilities_are_those_of_the_newest_checkpoint(recorded, policy):
-  """Against all logits at once; the run evaluates at temperature 1."""
+def test_log_probabilities_come_from_the_newest_checkpoint(recorded, policy):
+  """Compared with the full logits; the run evaluates at temperature 1."""
   assert policy.step == tiny.NUM_STEPS
   groups = generate.sample(policy, ['3+0', '12+0'], samples=3)
   params = recorded.last_snapshot(recorded.workdir).state.params
@@ -435,7 +435,7 @@ def test_log_probabilities_are_those_of_the_newest_checkpoint(recorded, policy):
 
 
 @pytest.mark.full
-def test_a_seed_writes_the_same_and_each_sample_something_else(policy):
+def test_a_seed_repeats_the_samples_and_the_samples_differ(policy):
   first = tokens(generate.sample(policy, ['3+0'], samples=3, seed=1))
   assert first == tokens(generate.sample(policy, ['3+0'], samples=3, seed=1))
   assert first != tokens(generate.sample(policy, ['3+0'], samples=3, seed=2))
@@ -483,7 +483,7 @@ def test_a_policy_with_partial_rollouts_answers_any_number_of_prompts(policy, mo
 
 
 @pytest.mark.full
-def test_a_model_without_a_run_is_asked_by_its_chat_template(capsys, recorded):
+def test_a_model_without_a_run_uses_its_chat_template(capsys, recorded):
   policy = dict(config=None, checkpoint=None, step=None, model=str(CHECKPOINTS / 'qwen2_tied'))
   asked = dict(prompt='How?', row=None, seed=0, tokens=True)
   sampling = dict(samples=2, temperature=0.0, max_response=4)
@@ -510,7 +510,7 @@ WORKED = {
 
 @pytest.mark.full
 def test_a_trained_policy_answers_a_question_of_its_task(config, jsonl, tmp_path, monkeypatch):
-  """The warm start learns a handful of solutions by heart, within the tiny model's reach."""
+  """The warm start memorizes a few solutions, which the tiny model is able to do."""
   tiny.leave_out_pictures(monkeypatch.setattr)
   answers = {asked: re.findall(r'\{(.*)\}', solution)[0] for asked, solution in WORKED.items()}
   config.data.train = config.warm_start.data = jsonl(
@@ -531,7 +531,7 @@ def test_a_trained_policy_answers_a_question_of_its_task(config, jsonl, tmp_path
 @pytest.mark.parametrize(
   ('template', 'system'), [('plain', ''), ('chat', ''), ('chat', 'Brief.'), ('paper', 'Brief.')]
 )
-def test_training_evaluation_generation_and_preview_ask_the_same(
+def test_training_evaluation_generation_and_preview_use_the_same_prompts(
   jsonl, tmp_path, monkeypatch, template, system
 ):
   text = '1+1?'

@@ -1,4 +1,4 @@
-"""Training questions out of a public data set's files."""
+"""Training questions from a public data set's files."""
 
 import json
 import re
@@ -62,7 +62,7 @@ def write(path, rows):
 
 @pytest.fixture
 def run(tmp_path, capsys):
-  """Prepares; gives the rows written and what is printed."""
+  """A function that runs the command and returns (rows written, output)."""
 
   def run(*places, keep_target=False):
     out = tmp_path / 'openr1.parquet'
@@ -99,7 +99,7 @@ def test_a_folder_of_shards_becomes_one_file_without_the_solutions(run, folder, 
   assert read[1].messages == (Message('system', 'Think.'), Message('user', '2+0?'))
 
 
-def test_solutions_are_kept_where_they_are_asked_for(run, folder, tmp_path):
+def test_solutions_are_kept_on_request(run, folder, tmp_path):
   rows, printed = run(folder, keep_target=True)
   assert rows[1]['target'] == '<think>\nlong</think>2' and 'columns left out' not in printed
   read = load(tmp_path / 'openr1.parquet', default_kind='math', solution_field='target')
@@ -176,7 +176,7 @@ def test_truths_that_cannot_be_checked_are_left_out_and_counted(run, tmp_path):
     ('empty/x.txt', '', r'empty: no file in this folder ends in \.jsonl or \.parquet'),
   ],
 )
-def test_what_cannot_be_read_is_refused_and_nothing_written(name, rows, message, run, tmp_path):
+def test_unreadable_data_is_refused_and_nothing_is_written(name, rows, message, run, tmp_path):
   path = tmp_path / name
   path.parent.mkdir(exist_ok=True)
   if isinstance(rows, str):

@@ -1,7 +1,7 @@
-"""What a user gets wrong: each ends with status 2 and one line that says what to do.
+"""User errors: each ends with status 2 and one line that says what to do.
 
-Nothing here compiles or trains: what is wrong is found first. What each line says about a value is
-tested where the value is checked.
+Nothing here compiles or trains, because errors are found first. The tests of each check cover what
+its message says about the value.
 """
 
 import json
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.full
 SMOKE = '--config=smoke'
 GOOD = [{'question': f'{n}+0', 'answer': f'{n}\n#### {n}'} for n in range(tiny.POOL)]
 
-# ---- Command lines, and the line they lead to; {run} is a workdir, {model} a model ----
+# ---- Command lines and their error messages; {run} is a workdir, {model} a model ----
 
 COMMAND_LINES = cases.lines('commands', 'command_lines.txt')
 
@@ -35,7 +35,7 @@ FILES = {
   'returns_none': ('def get_config(): pass\n', r': get_config\(\) returns NoneType\. A config is'),
 }
 
-# ---- What only data, a mesh or a tokenizer shows: settings, and the line they lead to ----
+# ---- Settings that only data, a mesh or a tokenizer shows to be wrong, and their messages ----
 
 SETTINGS = [case.values for case in cases.settings('commands', 'settings.jsonl')]
 DATA = {
@@ -45,7 +45,7 @@ DATA = {
   'wrong': [{'question': '0+0', 'response': '7'}],
 }
 
-# ---- Hugging Face folders: what is done to one ----
+# ---- Damaged Hugging Face folders ----
 
 
 def without(name):
@@ -81,7 +81,7 @@ def place(tmp_path_factory):
 
 
 def with_settings(place, name, settings):
-  """A training; the settings are in a file, for each override takes time to parse."""
+  """A train command; the settings are in a file because parsing each override takes time."""
   good = str(place / 'good.jsonl')
   data = {'train': good, 'evaluation': (good,), 'cache_dir': str(place / 'cache')}
   settings = {f'data.{key}': value for key, value in data.items()} | {
@@ -107,7 +107,7 @@ def from_checkpoint(place, name, change):
 
 @pytest.fixture(scope='module')
 def early(place):
-  """(what is wrong, its outcome, the line) of all that no device is needed for."""
+  """(command, outcome, expected message) of the errors that need no device."""
   cases = [
     (shlex.split(text.format(run=place / 'untouched', model=CHECKPOINTS / 'qwen2_tied')), line)
     for text, line in COMMAND_LINES
@@ -120,7 +120,7 @@ def early(place):
 
 @pytest.fixture(scope='module')
 def late(place):
-  """The same of what is found in data, model, tokenizer and devices."""
+  """The same for errors in data, model, tokenizer and devices."""
   cases = [
     (with_settings(place, f'settings_{number}', settings), line)
     for number, (settings, line) in enumerate(SETTINGS)
@@ -168,7 +168,7 @@ def test_no_refusal_claims_the_workdir_or_writes_results(place):
 
 
 @pytest.mark.parametrize('command', ['evaluate', 'export'])
-def test_what_is_no_run_or_has_no_such_step_is_refused(command, recorded, tmp_path):
+def test_folders_without_a_run_and_missing_steps_are_refused(command, recorded, tmp_path):
   flags = [f'--out={tmp_path}/policy']
   if command == 'evaluate':
     data = [f'{name}={recorded.values.data[name]}' for name in ('train', 'evaluation', 'cache_dir')]
@@ -196,7 +196,7 @@ def test_what_is_no_run_or_has_no_such_step_is_refused(command, recorded, tmp_pa
 # ---- In a process of its own ----
 
 
-def test_a_process_ends_as_its_fork_does():
+def test_a_process_ends_like_its_fork():
   process = subprocess.run(
     [sys.executable, '-m', 'exgrpo_jax', 'check', SMOKE, '--workdir=w', '--config.seed=x'],
     cwd=REPOSITORY,
@@ -208,7 +208,7 @@ def test_a_process_ends_as_its_fork_does():
 
 
 @pytest.mark.parametrize('dtype', ['float32', 'auto'])
-def test_a_command_line_that_nothing_is_wrong_with_passes_the_check(dtype, place):
+def test_a_valid_command_line_passes_the_check(dtype, place):
   command = ['check', SMOKE, f'--workdir={place}/new', f'--config.model.dtype={dtype}']
   (outcome,) = forked.run([command])
   assert (outcome.status, outcome.err) == (0, '')

@@ -28,9 +28,7 @@ from tests.helpers.paths import CHECKPOINTS, TINY_CONFIG
 from tests.huggingface.stored_checkpoints import read_config, read_tensors
 
 
-def test_a_run_that_is_longer_than_asked_for_is_finished_and_stays_as_it_is(
-  recorded, values, capsys
-):
+def test_a_run_that_is_longer_than_requested_is_finished_and_unchanged(recorded, values, capsys):
   config = copy.deepcopy(values)
   config.num_steps = 5
   before = {path: path.stat().st_mtime_ns for path in recorded.workdir.rglob('*')}
@@ -41,9 +39,7 @@ def test_a_run_that_is_longer_than_asked_for_is_finished_and_stays_as_it_is(
 
 
 @pytest.mark.full
-def test_a_run_that_is_killed_and_resumed_is_bit_for_bit_the_run_that_was_not(
-  recorded, data, tmp_path
-):
+def test_a_killed_and_resumed_run_is_bit_for_bit_the_uninterrupted_run(recorded, data, tmp_path):
   workdir = tmp_path / 'killed'
   settings = {'data.train': data.train, 'warm_start.data': data.train}
   settings |= {'data.evaluation': f"('{data.evaluation}',)", 'data.cache_dir': data.cache}
@@ -90,24 +86,24 @@ def recorded_tokens(workdir):
 
 
 def check_what_it_said(out, kept, done, command):
-  """Of a resumed run: a banner, the time left once it is known, the end, and all of it kept."""
+  """Check a resumed run's banner, time left and closing message, and that all output is kept."""
   first, second = re.split(r'^---- \S+ \S+  ', kept, flags=re.MULTILINE)[1:]
   assert 'warm start 30/30' in first and 'warm start' not in second
   python, *words = shlex.split(second.splitlines()[0])
-  assert os.path.samefile(python, sys.executable)  # not spelt as here after ../v/bin/python
+  assert os.path.samefile(python, sys.executable)  # the path may differ after ../v/bin/python
   assert words == ['-m', 'exgrpo_jax', 'train', *command[1:]]
   printed = out.splitlines()
   assert [line for line in second.splitlines()[1:] if line in printed] == printed
   assert f'  steps       {tiny.NUM_STEPS} ({done} already done)' in printed
   steps = [line for line in printed if line.startswith('step ')]
-  assert steps[0].endswith('       - left')  # it compiled, and nothing else is known yet
+  assert steps[0].endswith('       - left')  # unknown, because the step compiled
   assert not steps[-2].endswith('- left') and steps[-1].endswith(' 0:00:00 left')
   assert re.search(r'\n  \S+ -m exgrpo_jax evaluate --checkpoint=\S+ --samples=4\n', out)
 
 
 @pytest.fixture
 def terminate_in(monkeypatch):
-  """(phase, n, signal): sends it to this process when a run enters the phase for the nth time."""
+  """(phase, n, signal) -> signal this process when a run enters the phase for the nth time."""
   awaited = []  # the phase, once for each entry up to the signal, and the signal
   enter = Clock.__call__
 
@@ -175,7 +171,7 @@ STORED = CHECKPOINTS / 'qwen2_tied'
 
 @pytest.fixture
 def run(tmp_path, capsys):
-  """Exports a model; gives the folder and what is printed."""
+  """A function that exports a model and returns (folder, output)."""
 
   def run(model, dtype=None):
     out = tmp_path / 'out'
@@ -205,14 +201,14 @@ def assert_same_weights(folder):
 
 
 @pytest.mark.full
-def test_a_folder_comes_back_bit_for_bit(run):
+def test_a_folder_is_exported_bit_for_bit(run):
   out, printed = run(STORED)
   assert printed == f'{out}: {STORED}, in float32\n'
   assert_same_weights(out)
   assert (out / 'tokenizer.json').read_bytes() == (STORED / 'tokenizer.json').read_bytes()
 
 
-def test_it_says_what_it_does_and_what_it_compiles(run, monkeypatch):
+def test_the_activity_names_the_export_and_what_it_compiles(run, monkeypatch):
   said, write = [], export.write
 
   def watched(*args):
@@ -227,7 +223,7 @@ def test_it_says_what_it_does_and_what_it_compiles(run, monkeypatch):
 
 
 @pytest.mark.full
-def test_a_gguf_becomes_a_folder_that_is_the_same_model(run, gguf):
+def test_a_gguf_file_becomes_a_folder_with_the_same_model(run, gguf):
   out, printed = run(gguf)
   assert printed == f'{out}: {gguf}, in float32\n'
   assert_same_weights(out)
@@ -242,7 +238,7 @@ def test_a_gguf_becomes_a_folder_that_is_the_same_model(run, gguf):
   assert of_given == of_written == of_stored
 
 
-def test_the_dtype_is_that_of_the_flag(run, gguf):
+def test_the_flag_sets_the_dtype(run, gguf):
   out, printed = run(gguf, 'bfloat16')
   assert printed.endswith('in bfloat16\n')
   assert {str(array.dtype) for array in read_tensors(out).values()} == {'bfloat16'}

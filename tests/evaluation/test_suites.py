@@ -34,9 +34,9 @@ SETTINGS = {
   'rollout.max_response': 16,
   'rollout.slots': 32,
   'model.dtype': 'float32',
-  'grading.workers': 1,  # starting one takes longer than all that it does here
+  'grading.workers': 1,  # starting a worker takes longer than its work here
 }
-# Source -> of each question how many of its responses are right; all have 32, or 1 elsewhere.
+# Source -> correct responses to each question, of 32 for repeated sources and of 1 for others.
 RIGHT = {
   'aime': (8, 16),  # 12 of 32: .375
   'aime25': (16,),
@@ -65,7 +65,7 @@ def get_suite(): return Suite((B(%s),), {})"""
 
 
 def write_benchmarks(path, right, copies=32):
-  """Questions in the authors' columns; each says how many of its responses are to be right."""
+  """Write questions in the authors' columns; each states its number of correct responses."""
   rows = [
     {
       'data_source': source,
@@ -85,7 +85,7 @@ def write_benchmarks(path, right, copies=32):
 
 @pytest.fixture
 def files(tmp_path):
-  """The authors' files, small: in and out of distribution."""
+  """Small versions of the authors' files: in and out of distribution."""
   inside = {source: counts for source, counts in RIGHT.items() if source not in OUT}
   outside = {source: RIGHT[source] for source in OUT if source in RIGHT}
   return [
@@ -96,7 +96,7 @@ def files(tmp_path):
 
 @pytest.fixture
 def add_row(tmp_path, data, recorded, monkeypatch, capsys):
-  """Evaluates the stored checkpoint, whose responses are replaced; gives the row and the print."""
+  """A function that evaluates the stored checkpoint on fake responses: (row, output)."""
 
   def run(files, name='Base model', settings=None, write=None, **flags):
     settings = SETTINGS | {'data.cache_dir': data.cache} | (settings or {})
@@ -121,7 +121,7 @@ def add_row(tmp_path, data, recorded, monkeypatch, capsys):
 
 
 def written():
-  """A script: as many of a prompt's responses are right as it asks for."""
+  """A script that gives each prompt as many correct responses as it states."""
   text, seen = tokenizer.load(MODEL), collections.Counter()
 
   def script(request):
@@ -152,7 +152,7 @@ def test_a_row_has_every_benchmark_the_averages_and_what_is_missing(files, add_r
   last = printed[printed.index('|  | AIME24 |') :]
   assert last == (tmp_path / 'table' / 'paper.md').read_text()
   assert f'{100 * inside:.1f} ±' in last and '62.5 ±' in last and '(2 of 3)' in last
-  # Of every response there is a record, and a line that says how it was made.
+  # Every response has a record, and a line says how the evaluation was made.
   made = (tmp_path / 'table' / 'evaluations.jsonl').read_text().splitlines()
   assert [json.loads(line)['model'] for line in made] == [str(MODEL)] * 2
   records = (tmp_path / 'table' / json.loads(made[0])['file']).read_text().splitlines()
@@ -160,7 +160,7 @@ def test_a_row_has_every_benchmark_the_averages_and_what_is_missing(files, add_r
 
 
 @pytest.mark.full
-def test_avg_at_32_is_the_same_by_copies_and_by_samples(files, add_row, tmp_path):
+def test_avg_at_32_is_the_same_with_copies_and_with_samples(files, add_row, tmp_path):
   by_copies, _ = add_row(files, 'copies', write=written)
   for copies in (1, 8):
     inside = {source: counts for source, counts in RIGHT.items() if source not in OUT}
@@ -176,8 +176,8 @@ def test_avg_at_32_is_the_same_by_copies_and_by_samples(files, add_row, tmp_path
   assert len({line.split(',', 1)[1] for line in table[1:]}) == 1
 
 
-def test_questions_in_the_same_words_count_apart_if_their_answers_differ():
-  """As an environment asks them, such as guess."""
+def test_questions_with_the_same_text_but_different_answers_count_separately():
+  """Environments such as guess ask these questions."""
   rows = [
     {'source': 'guess', 'question': '1-64', 'answer': answer, 'correct': [1], 'truncated': [0]}
     for answer in ('3', '3', '5')
@@ -187,8 +187,8 @@ def test_questions_in_the_same_words_count_apart_if_their_answers_differ():
 
 
 @pytest.mark.full
-def test_a_model_writes_its_responses_itself(files, add_row):
-  """The stored checkpoint, sampled: in each part as many responses as its questions take."""
+def test_a_model_generates_the_responses(files, add_row):
+  """The stored checkpoint is sampled; each part gets as many responses as its questions need."""
   row, printed = add_row(files)
   assert row['model'] == str(MODEL) and row['step'] == 0 and row['template'] == 'chat'
   assert row['settings']['evaluation.require'] == ['think', 'box']
@@ -200,7 +200,7 @@ def test_a_model_writes_its_responses_itself(files, add_row):
 
 
 @pytest.mark.full
-def test_a_run_is_evaluated_by_its_own_config_and_the_suites_settings(
+def test_a_run_is_evaluated_with_its_config_and_the_suites_settings(
   files, add_row, recorded, monkeypatch
 ):
   monkeypatch.setattr(tokenizer, 'load', lambda _: recorded.experiment.tokenizer)
@@ -215,7 +215,7 @@ def test_a_run_is_evaluated_by_its_own_config_and_the_suites_settings(
 def test_a_model_is_evaluated_without_a_suite_too(files, add_row, tmp_path):
   _, printed = add_row(files[1:], name=None, suite=None, samples=2, temperature=0.5, write=written)
   assert re.search(r'test\.ood/arc_c +pass@1 +0\.7500', printed)
-  # Of one question's two responses, one.
+  # One of a question's two responses.
   assert re.search(r'test\.ood/gpqa +avg@2 +0\.2500', printed)
   assert sorted(path.suffix for path in (tmp_path / 'table').iterdir()) == ['.jsonl', '.jsonl']
 
@@ -256,13 +256,13 @@ def test_the_papers_suite_is_found_by_name_and_fits_every_backbone():
     ),
   ],
 )
-def test_a_file_that_makes_no_suite_is_refused(text, message, tmp_path):
+def test_a_file_without_a_valid_suite_is_refused(text, message, tmp_path):
   (tmp_path / 'bad.py').write_text(text)
   with pytest.raises(InputError, match=message):
     suites.load_suite(str(tmp_path / 'bad.py'))
 
 
-# ---- What is refused before anything is sampled ----
+# ---- Errors found before anything is sampled ----
 
 
 def refuse_to_sample():
@@ -272,7 +272,7 @@ def refuse_to_sample():
   return script
 
 
-def test_files_that_do_not_make_the_suite_are_refused(files, add_row, tmp_path, monkeypatch):
+def test_data_files_that_do_not_fit_the_suite_are_refused(files, add_row, tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)  # where the suite's default files are
   once, twice, five = (
     write_benchmarks(tmp_path / f'{n}.parquet', {'amc': (n,)}, n) for n in (1, 2, 5)
@@ -310,7 +310,7 @@ def test_a_row_that_does_not_fit_the_table_is_refused(files, add_row, tmp_path):
 
 
 @pytest.mark.full
-def test_a_command_line_that_cannot_be_is_refused_in_one_line():
+def test_invalid_command_lines_are_refused_in_one_line():
   model, base_with = f'--model={MODEL}', '--config=base --config.data.cache_dir=/tmp/nowhere'
   short = '--config.rollout.max_prompt=64 --config.rollout.max_response=16'
   refused = (

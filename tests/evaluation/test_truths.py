@@ -1,4 +1,4 @@
-"""What the ground truths of a data set are read as, and which of them are odd."""
+"""The kinds of a data set's ground truths, and which of them are odd."""
 
 import re
 import types
@@ -56,7 +56,7 @@ def test_the_kind_of_the_row_decides_how_a_truth_is_read():
   assert truths.kind_of('It is a sentence of some length.', 'text') == 'text'
 
 
-def test_kinds_that_are_rare_beside_a_common_one_are_odd():
+def test_rare_kinds_are_odd_if_another_kind_is_common():
   lines = summary(*['7'] * 299, '1/2')
   assert lines == [
     '300 of 300 read',
@@ -80,7 +80,7 @@ def test_five_odd_truths_are_listed_and_long_ones_are_cut():
   assert f'{"1+" * 30}…' in '\n'.join(found) and found[-1] == '  and 1 more odd ones'
 
 
-def test_of_many_rows_some_are_read_evenly():
+def test_only_evenly_spaced_rows_of_a_large_data_set_are_read():
   answers = [('1', 'math')] * 10_000
   read = list[int]()
 
@@ -95,7 +95,7 @@ def test_of_many_rows_some_are_read_evenly():
 
 @pytest.mark.full
 @pytest.mark.skipif(not REAL_DATA.exists(), reason=f'{REAL_DATA} is absent')
-def test_real_data_sets_are_what_they_are_known_for(tmp_path):
+def test_real_data_sets_have_the_expected_kinds(tmp_path):
   config = base.get_config()
   config.data.cache_dir = str(tmp_path)
 
@@ -111,7 +111,7 @@ def test_real_data_sets_are_what_they_are_known_for(tmp_path):
   assert all(kind in kinds for kind in ('fractions', 'expressions', 'matrices', 'words'))
 
 
-# ---- What `exgrpo data show` prints of a data set ----
+# ---- The output of `exgrpo data show` ----
 
 NUMINA = {'problem_type': 'Algebra', 'source': 'olympiads', 'solution': 'By adding.'}
 ROWS = [
@@ -124,12 +124,12 @@ ROWS = [
 
 @pytest.fixture
 def shown(jsonl, tmp_path):
-  """A function: what is printed of ROWS, with these settings."""
+  """A function that returns the output for ROWS with these settings."""
 
   def show(opened=None, rows=ROWS, **changes):
     values = base.get_config()
     values.data.cache_dir = str(tmp_path / 'cache')
-    values.rollout.max_prompt = 5  # tokens of the shortest
+    values.rollout.max_prompt = 5  # the length of the shortest prompt, in tokens
     for key, value in changes.items():
       section, name = key.split('__')
       values[section][name] = value
@@ -144,7 +144,7 @@ def opened(tmp_path):
   return tokenizer.load(tmp_path / 'tokenizer.model')
 
 
-def test_it_says_how_columns_were_read_and_what_is_left_out(shown, opened):
+def test_the_preview_says_how_columns_are_read_and_what_is_left_out(shown, opened):
   lines = shown(opened).splitlines()
   assert re.fullmatch(r'.*train\.jsonl: 6 questions', lines[0])
   for line in (
@@ -164,7 +164,7 @@ def test_it_says_how_columns_were_read_and_what_is_left_out(shown, opened):
   assert 'left out   1 row of' in dropping and 'a run refuses' not in dropping
 
 
-def test_a_wrong_column_of_answers_is_seen_by_its_truths(shown):
+def test_a_wrong_answer_column_is_visible_in_its_truths(shown):
   asked = [f'How many clips did she sell on day {n}?' for n in range(9)]
   rows = [{'question': text, 'answer': str(n)} for n, text in enumerate(asked)]
   lines = shown(rows=rows).splitlines()
@@ -174,7 +174,7 @@ def test_a_wrong_column_of_answers_is_seen_by_its_truths(shown):
   assert f'             odd: row 0, a sentence: {asked[0]}' in lines
 
 
-def test_it_shows_three_questions_as_the_model_sees_them(shown):
+def test_the_preview_shows_three_questions_as_the_model_sees_them(shown):
   opened = tokenizer.load(CHECKPOINTS / 'qwen2_tied')
   text = shown(opened, prompt__template='chat', prompt__system='Be brief.')
   heads = re.findall(r'^question \d+: \d+ tokens, kind math, source olympiads$', text, re.M)
@@ -195,7 +195,7 @@ def test_without_a_tokenizer_characters_are_counted(shown):
 
 
 @pytest.mark.full
-def test_the_command_takes_a_model_and_settings(jsonl, tmp_path):
+def test_the_command_accepts_a_model_and_settings(jsonl, tmp_path):
   path = jsonl({'ask': '1+1?', 'answer': 2})
   settings = [f'data.cache_dir={tmp_path}/cache', 'data.question_field=ask', 'prompt.template=chat']
   flags = ['--config=base', *(f'--config.{one}' for one in settings)]

@@ -33,7 +33,7 @@ def observed(records, setup=SETUP):
   return printed
 
 
-def test_a_run_in_which_all_is_well_gets_no_warning():
+def test_a_healthy_run_gets_no_warning():
   assert observed([{}] * 150) == []
 
 
@@ -61,14 +61,14 @@ def test_a_pool_that_retirement_will_empty_before_the_end():
   for words in ('40 of 1,000', '2.0 more', 'From about step 485 of 500', 'the 32', 'retire=never'):
     assert words in warning
   assert observed(retiring(2), dataclasses.replace(SETUP, num_steps=485)) == []
-  assert observed(retiring(0, already=990)) == []  # it stays as it is, and was warned of
+  assert observed(retiring(0, already=990)) == []  # the pool no longer shrinks
   (warning,) = observed(retiring(1, already=950))
   assert '970 of 1,000' in warning and 'Now fewer than' in warning
 
 
 @pytest.mark.parametrize('carry', [False, True])
-def test_a_pool_is_empty_where_the_stream_reads_retired_questions_again(carry, recorded):
-  """With carry a step works on all groups in flight, which are more than it trains."""
+def test_a_pool_is_empty_when_the_stream_reuses_retired_questions(carry, recorded):
+  """With carry, a step works on all groups in flight, more than it trains on."""
   opened, rollout = recorded.experiment, recorded.rollout
   changes = dict(partial=carry, max_groups_in_flight=9, max_staleness=2)
   of_rollout = dataclasses.replace(opened.config.rollout, **changes)
@@ -85,7 +85,7 @@ def test_a_pool_is_empty_where_the_stream_reads_retired_questions_again(carry, r
 @pytest.mark.parametrize(
   ('by_all', 'by_none', 'remedy'), [(0.7, 0.1, 'harder'), (0.1, 0.7, 'easier')]
 )
-def test_most_groups_without_variance_are_warned_of_with_what_solved_them(by_all, by_none, remedy):
+def test_a_warning_if_most_groups_had_equal_rewards_with_a_remedy(by_all, by_none, remedy):
   solved = {'groups/solved_by_all': by_all, 'groups/solved_by_none': by_none}
   (warning,) = observed([solved | {'groups/zero_advantage': 0.8}] * STEPS)
   assert '80% of the groups in steps 1 to 20' in warning and f'Use {remedy} questions' in warning
@@ -116,11 +116,11 @@ def test_a_warning_with_a_reason_if_more_than_1_percent_of_gradings_failed(num_c
     assert not is_warned or words in warning
 
 
-# ---- Of a real run ----
+# ---- A real run ----
 
 
-def test_the_recorded_run_is_warned_of_its_pool(recorded):
-  """Held to what its stages returned, not to its metrics."""
+def test_the_recorded_run_gets_a_warning_about_its_pool(recorded):
+  """The expected counts come from its stages, not from its metrics."""
   setup = run.alarm_setup(recorded.experiment, recorded.rollout)
   past, printed = alarms.History(), []
   for record in metrics.read(recorded.workdir)[1:]:
@@ -132,7 +132,7 @@ def test_the_recorded_run_is_warned_of_its_pool(recorded):
   assert warning.startswith(f'step 20: {retired} of {tiny.POOL} training questions are')
 
 
-def test_a_resumed_run_goes_on_where_its_metrics_end(recorded, tmp_path):
+def test_a_resumed_run_restores_its_history_from_its_metrics(recorded, tmp_path):
   with metrics.Writer(tmp_path, 0) as writer:
     for step, share in enumerate((1.0, 0.5, 1.0, 1.0), 1):
       writer.write(step, TAUGHT | {'groups/zero_advantage': share})
@@ -142,7 +142,7 @@ def test_a_resumed_run_goes_on_where_its_metrics_end(recorded, tmp_path):
 
 
 @pytest.mark.parametrize('stopped', [5, 20, 43])
-def test_a_resumed_run_warns_as_one_that_was_not_stopped(stopped):
+def test_a_resumed_run_warns_like_an_uninterrupted_run(stopped):
   records = [
     TAUGHT | {'groups/zero_advantage': 0.9 + step % 7 / 60, 'step': step} for step in range(1, 130)
   ]
@@ -162,20 +162,18 @@ def test_a_resumed_run_warns_as_one_that_was_not_stopped(stopped):
 
 CONFIG = optimizer.OptimizerConfig(minibatches=2)
 WELL = {'entropy': 0.5, 'loss': 0.1, 'gradient_norm': 0.01, 'optimizer/skipped': 0.0}
-FALLS = {0: 0.5, 10: 0.6, 20: 0.4, 30: 0.6, 40: 0.7, 50: 0.1}  # 0.6 again is no better
+FALLS = {0: 0.5, 10: 0.6, 20: 0.4, 30: 0.6, 40: 0.7, 50: 0.1}  # 0.6 again is no improvement
 
 
 @pytest.mark.parametrize(
   ('num_steps', 'patience', 'step'),
   [(60, 0, 60), (60, 1, 20), (60, 2, 30), (60, 3, 60), (10, 2, 10)],
 )
-def test_a_run_ends_where_patience_evaluations_are_no_better_than_the_best(
-  num_steps, patience, step
-):
+def test_a_run_ends_after_patience_evaluations_without_improvement(num_steps, patience, step):
   assert alarms.last_step(FALLS, num_steps, patience) == step
 
 
-def test_scores_are_those_of_the_validation_set():
+def test_scores_come_from_the_validation_set():
   records = [{'step': 0.0, alarms.SCORE: 0.5}, {'step': 1.0}, {'step': 2, 'reward': 1.0}]
   assert alarms.scores_of(records) == {0: 0.5}
 
@@ -192,24 +190,24 @@ def test_an_entropy_that_is_not_finite_stops_a_run_at_once(entropy):
   assert f'entropy {entropy}' in why and 'config.optimizer.learning_rate=1e-06' in why
 
 
-def test_where_no_update_was_made_the_weights_are_at_fault():
+def test_the_weights_are_blamed_if_no_update_was_made():
   why = breakdown({'entropy': math.nan, 'optimizer/skipped': 2.0})
   assert 'config.model.path' in why and 'learning_rate' not in why
 
 
 @pytest.mark.parametrize('norm', [math.nan, 100.0])
-def test_a_gradient_that_is_not_finite_or_too_large_is_tolerated_singly(norm):
+def test_a_single_gradient_that_is_not_finite_or_too_large_is_tolerated(norm):
   skipped = {'loss': math.nan, 'gradient_norm': norm, 'optimizer/skipped': 2.0}
   assert not breakdown(*[{}] * 5, skipped)
   assert not breakdown(*[skipped, {}] * 10), 'half of them'
 
 
-def test_a_step_whose_rows_are_all_masked_has_no_entropy_and_goes_on():
+def test_a_run_continues_after_a_step_whose_rows_are_all_masked():
   assert not alarms.breakdown(CONFIG, [{name: x for name, x in WELL.items() if name != 'entropy'}])
 
 
-def test_a_run_most_of_whose_updates_are_skipped_stops():
-  """11 of the 20 of ten steps."""
+def test_a_run_stops_if_most_updates_are_skipped():
+  """11 of the 20 updates in ten steps."""
   half, all_of_it = {'optimizer/skipped': 1.0}, {'optimizer/skipped': 2.0, 'gradient_norm': 100.0}
   assert not breakdown(*[half] * 8, all_of_it), 'too few steps to say'
   why = breakdown(*[{}] * 5, *[half] * 9, all_of_it)

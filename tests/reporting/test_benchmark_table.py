@@ -1,4 +1,4 @@
-"""The table of a suite."""
+"""A suite's results table."""
 
 import csv
 import io
@@ -30,7 +30,7 @@ def row(name, content='0', settings=None, **scores):
 ROWS = [row('Base | 100%', **{'A&B_1': 0.5, 'C': 0.25}, D=0.125), row('^~{}\\#$', C=0.3)]
 
 
-def test_the_error_of_an_average_adds_the_squares_of_its_benchmarks():
+def test_the_squared_errors_of_benchmarks_add_up_in_their_average():
   """3, 4 and 0 hundredths: 5, over 3 benchmarks."""
   average = benchmark_table.average(
     [Score(0.5, 0.47, 0.53), Score(0.2, 0.16, 0.24), Score(0.8, 0.8, 0.8)]
@@ -39,7 +39,7 @@ def test_the_error_of_an_average_adds_the_squares_of_its_benchmarks():
   assert benchmark_table.average([Score(0.5, 0.4, 0.7)]) == pytest.approx((0.5, 0.4, 0.7))
 
 
-def test_where_intervals_are_symmetric_it_is_that_of_independent_standard_errors():
+def test_symmetric_intervals_combine_like_independent_standard_errors():
   rng = np.random.default_rng(0)
   correct = [rng.random((40_000, 1)) < p for p in (0.3, 0.5, 0.6)]
   scores = [Score(*comparison.interval_95(c, np.arange(len(c)))) for c in correct]
@@ -49,8 +49,8 @@ def test_where_intervals_are_symmetric_it_is_that_of_independent_standard_errors
 
 
 @pytest.mark.full
-def test_nineteen_of_twenty_intervals_hold_the_true_average():
-  """Three benchmarks of 40 questions, one so hard that often none is right."""
+def test_95_percent_of_intervals_contain_the_true_average():
+  """Three benchmarks of 40 questions, one so hard that often no response is correct."""
   rng, truth = np.random.default_rng(1), (0.02, 0.4, 0.9)
   held = 0
   for _ in range(1000):
@@ -60,7 +60,7 @@ def test_nineteen_of_twenty_intervals_hold_the_true_average():
   assert 0.93 < held / 1000 < 0.985
 
 
-def test_markdown_has_the_average_of_each_group_and_what_it_lacks():
+def test_markdown_has_each_groups_average_and_its_missing_benchmarks():
   head, _, first, second, *rest = benchmark_table.markdown(BENCHMARKS, ROWS).splitlines()
   assert head == '|  | A&B_1 | C | average in distribution | D | average out of distribution |'
   # Two intervals of ± 10: √2 · 10 / 2.
@@ -93,11 +93,11 @@ def test_csv_has_every_interval():
     ({'content': '1'}, r'D: the row in .* on different questions \(content is 0 there, but 1 here'),
   ],
 )
-def test_rows_that_do_not_compare_are_refused(changed, message, tmp_path):
+def test_rows_that_are_not_comparable_are_refused(changed, message, tmp_path):
   with pytest.raises(InputError, match=message):
     benchmark_table.check_comparable(row('New', D=0.5, **changed), [row('Base', D=0.1)], tmp_path)
 
 
-def test_what_only_one_row_has_is_not_compared(tmp_path):
+def test_benchmarks_in_only_one_row_are_not_compared(tmp_path):
   others = [row('Base', content='1', C=0.1)]
   benchmark_table.check_comparable(row('New', D=0.5), others, tmp_path)

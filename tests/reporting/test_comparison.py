@@ -128,9 +128,9 @@ def test_the_interval_has_the_ends_of_the_exact_distribution_of_resampled_means(
   'values',
   [
     [0.5],
-    [0.25, 0.75],  # an interval from one to the other would hold the truth half of the time
+    [0.25, 0.75],  # an interval between them would contain the truth half of the time
     [0.5] * 5,
-    [0.3 - 0.1, 0.2, 0.2, 0.2],  # 0.3 - 0.1 is less than 0.2, by rounding alone
+    [0.3 - 0.1, 0.2, 0.2, 0.2],  # 0.3 - 0.1 is less than 0.2, but only because of rounding
   ],
 )
 def test_too_few_or_equal_values_have_no_interval(values):
@@ -157,12 +157,12 @@ def test_the_interval_of_the_mean_covers_the_truth_as_often_as_the_module_says(
 @pytest.mark.parametrize(
   'name', ['eval/gsm8k/truncated', 'grading/crashed', 'loss', 'groups/solved_by_none']
 )
-def test_the_best_of_what_should_fall_is_the_lowest(name):
+def test_the_best_score_is_the_lowest_if_lower_is_better(name):
   assert comparison.best(name, [0.5, 0.25, math.nan, -math.inf]) == 0.25
 
 
 @pytest.mark.parametrize('name', ['reward', 'eval/gsm8k/pass@1', 'eval/a/truncated/pass@1'])
-def test_the_best_of_anything_else_is_the_highest(name):
+def test_the_best_score_is_otherwise_the_highest(name):
   assert comparison.best(name, [0.5, 0.75, math.nan, math.inf]) == 0.75
   assert math.isnan(comparison.best(name, [math.nan]))
 
@@ -178,14 +178,14 @@ def test_the_best_of_anything_else_is_the_highest(name):
     ([], None),
   ],
 )
-def test_runs_are_compared_at_the_last_step_after_0_that_all_have(evaluated, expected):
+def test_runs_are_compared_at_their_last_common_step_after_0(evaluated, expected):
   assert comparison.last_common_step(evaluated) == expected
 
 
 # ---- Sweeps ----
 
 
-def test_best_is_each_runs_highest_score_and_final_its_last_at_the_step_that_is_said():
+def test_the_table_has_each_runs_best_and_last_scores_and_the_last_step():
   runs = [
     [
       {'step': 0, 'eval/a/pass@1': 0.5},

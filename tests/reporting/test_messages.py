@@ -13,7 +13,7 @@ from exgrpo_jax.reporting import messages, metrics
 from tests.helpers import tiny
 
 
-def test_the_banner_names_what_is_trained_on_what_and_where(recorded):
+def test_the_banner_names_the_method_the_model_the_data_and_the_workdir(recorded):
   parameters = sum(x.size for x in jax.tree.leaves(recorded.steps[1].params))
   tokens = recorded.experiment.tokenizer.vocab_size
   text = messages.banner(recorded.rollout, recorded.evaluations, 16, 8, '32', '/tmp/run')
@@ -63,7 +63,7 @@ def evaluated(step, **scores):
   return record
 
 
-def test_the_end_compares_the_first_evaluation_with_the_last():
+def test_the_closing_message_compares_the_first_and_last_evaluations():
   records = [
     evaluated(0, sums__pass_at_1=0.2, sums__avg_at_4=0.3, sums__pass_at_4=0.6),
     {'step': 1, 'reward': 0.5},
@@ -79,7 +79,7 @@ def test_the_end_compares_the_first_evaluation_with_the_last():
   assert 'intervals' not in without
 
 
-def test_the_end_says_where_everything_is(recorded):
+def test_the_closing_message_lists_all_output_files(recorded):
   workdir = str(recorded.workdir)
   text = messages.farewell(metrics.read(workdir), workdir, ['exgrpo'])
   named = {word for word in text.split() if word.startswith(workdir)}
@@ -88,7 +88,7 @@ def test_the_end_says_where_everything_is(recorded):
 
 
 def test_the_next_commands_can_be_pasted_into_a_shell(tmp_path, monkeypatch):
-  """They are short, as evaluate reads the run's config, and work from any folder."""
+  """They are short because evaluate reads the run's config, and they work from any folder."""
   program, workdir = ['/venv/bin/python', '-m', 'exgrpo_jax'], tmp_path / 'my run'
   monkeypatch.chdir(tmp_path)
   checkpoint, out = f'--checkpoint={workdir}', workdir / 'export' / 'last'
@@ -119,7 +119,7 @@ def test_the_next_commands_can_be_pasted_into_a_shell(tmp_path, monkeypatch):
   ]
 
 
-def test_a_run_that_is_longer_than_what_is_asked_for_is_finished():
+def test_a_run_that_is_longer_than_requested_is_finished():
   text = messages.finished('/tmp/run', 4, 'config.num_steps=2')
   assert text.startswith(
     '/tmp/run: the run is already finished. It has taken 4 steps, and config.num_steps=2.'

@@ -152,7 +152,7 @@ def test_every_tag_of_a_real_run_is_in_a_group_and_every_metric_has_one(recorded
   assert metrics.tag('eval/a b/pass@1_low') == 'eval_interval/a_b/pass_at_1_low'
 
 
-def test_completions_of_every_step_can_be_read_and_the_settings_once(recorded):
+def test_every_step_has_completions_and_the_settings_appear_once(recorded):
   texts = of_plugin(recorded.workdir, 'text')
   # tensorboardX itself adds the last part.
   named = [(step, value.tag.removesuffix('/text_summary'), value) for step, value in texts]
@@ -167,7 +167,7 @@ def test_completions_of_every_step_can_be_read_and_the_settings_once(recorded):
   assert all(b'**response**' in value.tensor.string_val[0] for _, _, value in completions)
 
 
-def test_a_completion_is_code_whatever_is_in_it_and_is_cut_where_it_is_long():
+def test_a_completion_is_formatted_as_code_and_cut_if_it_is_long():
   row = dict(row=3, answer='7', outcome='wrong', reward=0.0, truncated=True, replayed=False)
   row |= {'question': '<|user|>3+4\n```', 'response': 'x' * 4100}
   text = metrics.markdown(row)
@@ -179,28 +179,28 @@ def test_a_completion_is_code_whatever_is_in_it_and_is_cut_where_it_is_long():
 
 
 def test_a_full_disk_neither_ends_nor_blocks_a_run(tmp_path):
-  """The board's thread would die of it, and its queue of ten events would never empty again."""
+  """An error would end the board's thread, and its queue of ten events would never empty."""
   with open('/dev/full', 'wb') as full, metrics.Writer(tmp_path, 0) as writer:
     (board,) = writer._board.all_writers.values()
     events = board.event_writer._ev_writer
     file = events._py_recordio_writer._writer
-    with events._lock:  # the thread that writes must not meet a closed file
+    with events._lock:  # the writing thread must not find a closed file
       file._file.close()
       file._file = full
     for step in range(1000):
       writer.write(step, {'reward': 1.0})
 
 
-# ---- Weights & Biases, by a stand-in for the package ----
+# ---- Weights & Biases, with a fake package ----
 
 
 class WandbError(Exception):
-  """Stands in for wandb.Error."""
+  """A fake wandb.Error."""
 
 
 @pytest.fixture
 def package(monkeypatch):
-  """A stand-in for wandb; `calls` has what it was given."""
+  """A fake wandb package that records its calls in `calls`."""
   calls = []
   run = types.SimpleNamespace(
     log=lambda values, step: calls.append((values, step)),
@@ -244,7 +244,7 @@ INSTALL = r"Run pip install -e '\.\[wandb\]' in the clone"
   ('installed', 'message'),
   [
     (None, INSTALL),
-    (types.ModuleType('wandb'), INSTALL),  # a folder wandb/, which wandb leaves where it ran
+    (types.ModuleType('wandb'), INSTALL),  # a folder wandb/, which wandb leaves behind
     (
       types.SimpleNamespace(login=refuse, init=None, Error=WandbError),
       r'no-tty\)\. call wandb\.login\(\)\. Set WANDB_API_KEY, run',
@@ -252,7 +252,7 @@ INSTALL = r"Run pip install -e '\.\[wandb\]' in the clone"
   ],
   ids=['absent', 'a_folder', 'without_a_key'],
 )
-def test_what_wandb_lacks_is_refused_before_anything_is_prepared(
+def test_missing_wandb_or_login_is_refused_before_anything_is_prepared(
   config, tmp_path, monkeypatch, installed, message
 ):
   monkeypatch.setitem(sys.modules, 'wandb', installed)
@@ -271,7 +271,7 @@ def test_a_start_that_fails_is_one_line(package, tmp_path, monkeypatch):
   assert not (tmp_path / 'metrics.jsonl').exists()
 
 
-def test_without_a_project_nothing_is_asked_for(monkeypatch):
+def test_without_a_project_wandb_is_not_needed(monkeypatch):
   monkeypatch.setitem(sys.modules, 'wandb', None)
   metrics.check_wandb('')
   assert tiny.values('', '').metrics.wandb_project == ''

@@ -35,7 +35,7 @@ def report(*arguments):
 
 
 def files_of(folder):
-  """All files below a folder, with what a change of any of them would change."""
+  """All files below a folder, with the time and size that a change would alter."""
   paths = sorted(folder.rglob('*'))
   return {path: (path.stat().st_mtime_ns, path.stat().st_size) for path in paths}
 
@@ -76,7 +76,7 @@ def test_out_may_be_a_folder_for_the_page(folder, run, tmp_path):
 
 
 @pytest.mark.full
-def test_all_texts_are_beside_the_page_and_read_on_demand(run, tmp_path, tab):
+def test_all_texts_are_written_next_to_the_page_and_loaded_on_demand(run, tmp_path, tab):
   first, *_ = step_records.files(run, 'tokens')
   first.unlink()
   outcome = report(run, f'--out={tmp_path}/page.html', '--texts=all')
@@ -86,24 +86,24 @@ def test_all_texts_are_beside_the_page_and_read_on_demand(run, tmp_path, tab):
   script = tmp_path / 'page_texts' / f'0_{last["step"]:06d}.js'
   assert script.read_text().startswith(f'exgrpoTexts("0/{last["step"]}","')
   go(tab, tmp_path / 'page.html', 'page=overview')
-  # Without the sample that the file itself holds, as of a run that is too large for it.
+  # Remove the sampled texts in the file, as if the run were too large for it.
   tab.evaluate("parts['texts-0'] = Promise.resolve(null)")
   tab.evaluate(f"location.hash = '#page=responses&group={last['step']}/{last['group']}'")
   tab.wait_for_selector('.tokens')
   tab.evaluate(f"location.hash = '#page=responses&from={last['step']}&to={last['step']}'")
-  tab.locator('main', has_text='For a single step, everything recorded is loaded').wait_for()
+  tab.locator('main', has_text='If you choose a single step, the page').wait_for()
   of_step = [row for row in table if row['step'] == last['step']]
   assert tab.locator('td .text:not(:has(a)) .excerpt').count() == len(of_step)
   found = tab.evaluate(f'textsOf(0, {last["step"]})')
   members = found['groups'][f'{last["step"]}/{last["group"]}']
-  # Of the first steps there is none, and none is asked for: that would be an error in the console.
+  # The first steps have no texts, and a request for them would log an error in the console.
   tab.evaluate("location.hash = '#page=responses&group=1/0'")
   tab.locator('main', has_text='not recorded token by token').wait_for()
   assert len(members[-1]['pieces']) == len(last['tokens'])
 
 
 @pytest.mark.full
-def test_a_run_of_an_earlier_version_has_a_page_that_says_what_is_missing(run, tmp_path, tab):
+def test_the_page_of_an_older_run_says_what_is_missing(run, tmp_path, tab):
   for name in ('records', 'evaluation', 'checkpoints', 'tokenizer', 'samples'):
     shutil.rmtree(run / name)
   for name in ('tokenizer.model', 'environment.json', 'console.log'):
@@ -116,7 +116,7 @@ def test_a_run_of_an_earlier_version_has_a_page_that_says_what_is_missing(run, t
     notes = tab.get_by_label('Missing data').inner_text()
     assert 'There are no step records (in the folder records/)' in notes, name
     assert 'No evaluation is recorded (in the folder evaluation/)' in notes, name
-    assert 'stored successes' not in notes  # their questions are not known, whatever is stored
+    assert 'stored successes' not in notes  # their questions are unknown
   go(tab, page, 'page=overview')
   reward = next(r['reward'] for r in metrics.read(run) if 'reward' in r)
   assert values_of(tab, 'Reward')['reward'][0] == shown(reward)
@@ -137,7 +137,7 @@ def test_a_run_without_replay_says_so_and_has_no_charts_of_zeros(recorded, tmp_p
 
 
 @pytest.mark.full
-def test_what_a_run_has_not_yet_is_said(run, tmp_path, tab):
+def test_the_page_of_a_new_run_says_what_is_missing(run, tmp_path, tab):
   def overview_of(kept):
     (run / 'metrics.jsonl').write_text(''.join(json.dumps(record) + '\n' for record in kept))
     assert report(run, f'--out={tmp_path}/page.html').status == 0
@@ -157,15 +157,15 @@ def test_what_a_run_has_not_yet_is_said(run, tmp_path, tab):
     shutil.rmtree(run / folder)
   text = overview_of(whole[:1])
   assert 'before the first step' in text and 'no other score yet' in text
-  assert text.count('No step has finished yet') == 2  # as what is missing, and of the signal
+  assert text.count('No step has finished yet') == 2  # under missing data and under learning signal
   assert 'There are no' not in text
 
 
-def test_the_document_takes_nothing_of_its_data_for_its_own_words():
+def test_placeholders_and_markup_in_the_data_have_no_effect():
   parts = {'page': {'title': '{{script}}</title><b>', 'runs': []}, 'visits-0': None}
   text = contents.render(parts)
   assert '<title>{{script}}&lt;/title&gt;&lt;b&gt;</title>' in text
-  assert text.count('id="part-') == 1  # None is no part
+  assert text.count('id="part-') == 1  # None is left out
   assert contents.pack({'text': '\udc80'})  # a lone surrogate can be written
 
 
@@ -194,7 +194,7 @@ def test_runs_are_compared_by_setting_with_seeds_as_bands(recorded, tmp_path, ta
   assert ['replay.ratio', '0.5', '0.0'] in tables['Settings that differ']
   differences = tables['Differences at the last common evaluation']
   (row,) = [row for row in differences if row[0] == 'data_evaluation']
-  # Seed 5 is .125 apart, seed 6 .25; from two values no interval can be told.
+  # Seed 5 differs by .125 and seed 6 by .25; two values have no interval.
   assert row[1:4] == [str(tiny.NUM_STEPS), 'replay.ratio=0.5', 'replay.ratio=0.0']
   assert row[4:6] == ['+0.188', '–'] and row[7] == '2 seeds'
   found = values_of(tab, 'Reward')
@@ -208,14 +208,14 @@ def test_runs_are_compared_by_setting_with_seeds_as_bands(recorded, tmp_path, ta
   assert 'responses' in tab.locator('#count').inner_text()
 
 
-# ---- Runs that go on ----
+# ---- Active runs ----
 
 PARTS = ('visits', 'evaluations', 'texts', 'stored')
 
 
 @pytest.fixture
 def growing(run):
-  """A run that goes on, with its first 20 records, and a function that sets how many it has."""
+  """An active run with its first 20 records, and a function that sets their number."""
   lines = (run / 'metrics.jsonl').read_text().splitlines(keepends=True)
   (run / 'report.html').unlink()
 
@@ -263,10 +263,10 @@ def unpacked(text):
   return json.loads(gzip.decompress(base64.b64decode(text)))
 
 
-def test_a_served_run_waits_goes_on_goes_back_and_ends(growing, serve, tmp_path):
+def test_a_served_run_waits_continues_is_reset_and_ends(growing, serve, tmp_path):
   kept = growing.folder.rename(tmp_path / 'kept')
   growing.folder.mkdir()
-  (kept / 'run.lock').rename(growing.folder / 'run.lock')  # all that there is at first
+  (kept / 'run.lock').rename(growing.folder / 'run.lock')  # at first, the run has only a lock
   ask = serve(growing.folder)
   found = news_of(ask)
   assert found['states'] == [['waiting', 'Waiting for the first step.']] and not found['page']
@@ -275,7 +275,7 @@ def test_a_served_run_waits_goes_on_goes_back_and_ends(growing, serve, tmp_path)
   version, parts = '', {}
   for count, kind in ((20, 'running'), (21, 'running'), (5, 'running'), (33, 'ended')):
     growing.have(count)
-    deadline = time.monotonic() + 30  # most of the time belongs to the run
+    deadline = time.monotonic() + 30  # the server renders only a tenth of the time
     while not (found := news_of(ask, version))['page']:
       assert time.monotonic() < deadline
     ((said, text),) = found['states']
@@ -284,11 +284,11 @@ def test_a_served_run_waits_goes_on_goes_back_and_ends(growing, serve, tmp_path)
     assert found['again'] == (10 if kind == 'ended' else 2)
     assert found['page']['runs'][0]['progress'] == step
     version, before, parts = found['page']['version'], parts, found['page']['parts']
-    assert news_of(ask, version)['page'] is None  # which the reader has already
+    assert news_of(ask, version)['page'] is None  # the reader already has it
   assert parts == before and set(parts) == {f'{name}-0' for name in PARTS}  # only metrics changed
   held = unpacked(ask('/parts/visits-0')[1])
   assert held['recorded'] and len(held['responses']['length']) > 100
-  growing.have(0)  # started again from the beginning: what was shown stays
+  growing.have(0)  # restarted from the beginning: the old page stays
   assert news_of(ask, version)['states'][0][0] == 'waiting' and not news_of(ask, version)['page']
   (growing.folder / 'metrics.jsonl').write_text('{}\n')
   assert 'metrics.jsonl:1' in news_of(ask, version)['states'][0][1]
@@ -326,7 +326,7 @@ def test_several_runs_are_told_apart_by_name(growing, recorded, serve, tmp_path)
   assert found['again'] == 2 and found['page']['compare']
 
 
-def test_what_a_run_does_is_told_from_its_records_and_its_lock(recorded):
+def test_a_runs_state_follows_from_its_records_and_its_lock(recorded):
   """Steps take 20 s, so no step for 200 s is too long."""
   workdir, started = str(recorded.workdir), 1e6
   step = [{'step': n, 'timestamp': started + 20 * (n + 1)} for n in range(tiny.NUM_STEPS + 1)]
@@ -337,8 +337,8 @@ def test_what_a_run_does_is_told_from_its_records_and_its_lock(recorded):
     (four, 0, 'running'),
     (four, 199, 'running'),
     (four, 201, 'stalled'),
-    ((step[:3], started, False), 1e5, 'running'),  # two times between steps tell no median
-    ((step[:4], started + 30, False), 1e5, 'running'),  # of these steps, a start repeated one
+    ((step[:3], started, False), 1e5, 'running'),  # two step times are too few for a median
+    ((step[:4], started + 30, False), 1e5, 'running'),  # one step before the latest start
     ((step[:4], started, True), 0, 'stopped'),
     ((step, started, False), 1e5, 'ended'),
     ((step, started, True), 1e5, 'ended'),
@@ -348,7 +348,7 @@ def test_what_a_run_does_is_told_from_its_records_and_its_lock(recorded):
     state = state_of(workdir, records, begun, is_gone, now)
     assert state.kind == kind, (len(records), begun, is_gone, later)
   quick = [{'step': n, 'timestamp': started + n} for n in range(1, 9)]
-  for later, kind in ((59, 'running'), (61, 'stalled')):  # a minute is never too long
+  for later, kind in ((59, 'running'), (61, 'stalled')):  # a run never stalls within a minute
     assert state_of(workdir, quick, started, False, started + 8 + later).kind == kind
 
 
@@ -386,14 +386,14 @@ def test_the_command_serves_a_run_and_writes_nothing(growing, tab):
     tab.locator('h1', has_text='step 20 of').wait_for()
     busy = report(growing.folder, '--serve', f'--port={port}')
     assert busy.status == 2 and 'cannot be bound on 127.0.0.1' in busy.err
-    tab.goto('about:blank')  # the page asks each second, and its console says when no one answers
+    tab.goto('about:blank')  # the page would log an error once the server stops
     process.send_signal(signal.SIGTERM)
     assert process.wait().status == -signal.SIGTERM
   assert set(files_of(growing.folder)) == before
 
 
 @pytest.mark.full
-def test_an_update_leaves_a_reader_where_they_are(growing, serve, tab):
+def test_an_update_keeps_the_readers_place(growing, serve, tab):
   def arrive(count):
     growing.have(count)
     tab.locator('h1', has_text=f'step {count - 1} of').wait_for()
@@ -424,14 +424,14 @@ def test_an_update_leaves_a_reader_where_they_are(growing, serve, tab):
   before, height = where(), top()
   assert before[2:] == (30, 'step 3')
   growing.have(22)
-  for _ in range(200):  # a reader at work may ask for the update at once
+  for _ in range(200):  # a busy reader can request the update at once
     tab.keyboard.press('Shift')
     tab.wait_for_timeout(100)
     if tab.locator('#newer').count():
       break
   assert 'step 19 of' in tab.locator('h1').inner_text() and where() == before
   assert tab.locator('#newer').is_visible()
-  tab.locator('h1', has_text='step 21 of').wait_for()  # comes by itself after a pause
+  tab.locator('h1', has_text='step 21 of').wait_for()  # appears by itself after a pause
   await_page(tab)
   assert where() == before and top() == pytest.approx(height, abs=2)
   assert figure.locator('tbody tr').count() == 21
@@ -497,7 +497,7 @@ def test_a_page_opened_before_the_first_step_shows_it_when_it_comes(growing, ser
 
 
 @pytest.mark.full
-def test_what_cannot_be_is_refused_in_one_line(run, tmp_path):
+def test_invalid_arguments_are_refused_in_one_line(run, tmp_path):
   (tmp_path / 'file').touch()
   broken = shutil.copytree(run, tmp_path / 'broken')
   (broken / 'config.json').write_text('{}')

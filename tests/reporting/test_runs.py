@@ -1,4 +1,4 @@
-"""Workdirs read as runs, by setting."""
+"""Reading runs and grouping them by setting."""
 
 import json
 import math
@@ -31,7 +31,7 @@ def workdir(tmp_path):
   return make
 
 
-def test_runs_that_differ_in_their_seed_and_layout_alone_are_of_one_setting(workdir):
+def test_runs_that_differ_only_in_seed_and_layout_have_the_same_setting(workdir):
   other = CONFIG | {'seed': 1, 'rollout': CONFIG['rollout'] | {'slots': 2}}
   other |= {'environment': {'workers': 4}}
   plain = CONFIG | {'replay': {'ratio': 0.0, 'sigma': 1.0}}
@@ -42,7 +42,7 @@ def test_runs_that_differ_in_their_seed_and_layout_alone_are_of_one_setting(work
   assert [group.label for group in runs.read(folders[:1])] == ['ExGRPO, replay.ratio=0.5']
 
 
-def test_settings_are_called_by_as_little_as_tells_them_apart(workdir):
+def test_labels_contain_just_enough_to_tell_settings_apart(workdir):
   def labels(*settings):
     folders = [
       workdir(
@@ -62,7 +62,7 @@ def test_settings_are_called_by_as_little_as_tells_them_apart(workdir):
   ]
 
 
-def test_a_benchmarks_score_is_its_average_where_it_has_one():
+def test_a_benchmarks_score_is_its_average_if_it_has_one():
   names = ('eval/a/pass@1', 'eval/a/avg@4', 'eval/a/pass@4', 'eval/b/c/pass@1', 'eval/a/avg@4_low')
   assert runs.score_names([[{name: 0.5} for name in names]]) == {
     'a': 'eval/a/avg@4',
@@ -76,7 +76,7 @@ def test_if_the_number_of_samples_changes_the_newest_score_counts():
   assert runs.score_names([found]) == {'a': 'eval/a/avg@16'}
 
 
-def test_what_is_no_run_is_refused(workdir, tmp_path):
+def test_folders_that_are_not_runs_are_refused(workdir, tmp_path):
   (tmp_path / 'empty').mkdir()
   one = workdir('one')
   for folders, words in (
@@ -93,7 +93,7 @@ def test_what_is_no_run_is_refused(workdir, tmp_path):
 # ---- Metrics over steps ----
 
 
-def test_seeds_have_a_series_where_all_of_them_have_a_finite_value():
+def test_a_series_has_the_steps_at_which_all_seeds_are_finite():
   of_seeds = [
     [{'step': 0, 'reward': 0.0}, {'step': 1, 'reward': 1.0}, {'step': 2, 'reward': 5.0}],
     [{'step': 0, 'reward': 2.0}, {'step': 1, 'reward': 1.0}, {'step': 2, 'reward': math.nan}],
@@ -104,8 +104,8 @@ def test_seeds_have_a_series_where_all_of_them_have_a_finite_value():
   assert runs.over_seeds(of_seeds, 'loss') is None
 
 
-def test_a_value_is_smoothed_with_a_fortieth_of_all_to_either_side():
-  # Of 80 points two: the mean of 0 1 0 1 0 is .4, at the end of 0 1 0 it is 1/3.
+def test_smoothing_averages_a_fortieth_of_the_points_on_either_side():
+  # A fortieth of 80 points is two: the mean of 0 1 0 1 0 is .4, and of 0 1 0 at the end 1/3.
   values = [0.0, 1.0] * 40
   assert runs.smoothed(values)[[10, 11, 0]] == pytest.approx([0.4, 0.6, 1 / 3])
   assert runs.smoothed(values[:3], points=80) == pytest.approx([1 / 3] * 3)

@@ -13,7 +13,7 @@ import pytest
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.reporting import step_records
 
-VALUES = {  # of a column, by its type
+VALUES = {  # column type -> values
   pa.int32(): 7,
   pa.bool_(): True,
   pa.string(): 'x = \ufffd',
@@ -27,7 +27,7 @@ VALUES = {  # of a column, by its type
 
 
 def rows_of(step, value=0.0):
-  """Two rows of each table; in the second all that may be null is."""
+  """Two rows of each table; in the second, all nullable columns are null."""
   rows = {
     name: {
       field.name: [VALUES[field.type], None if field.nullable else VALUES[field.type]]
@@ -57,7 +57,7 @@ def steps(workdir):
   """The steps recorded, and the reward of the first response of each."""
   responses, questions = step_records.read(workdir)
   assert responses['step'].to_pylist() == questions['step'].to_pylist()
-  # In the order of steps even if files overlap, as files of another size may.
+  # In step order even if files overlap, as files with different numbers of steps may.
   assert responses['step'].to_pylist() == sorted(row['step'] for row in recorded_tokens(workdir))
   assert set(collections.Counter(responses['step'].to_pylist()).values()) == {2}
   return dict(zip(questions['step'].to_pylist()[::2], responses['reward'].to_pylist()[::2]))
@@ -67,7 +67,7 @@ def content(workdir):
   return {path.name: path.read_bytes() for path in (workdir / 'records').iterdir()}
 
 
-def test_where_no_tokens_are_recorded_there_is_no_file_of_them(tmp_path):
+def test_without_recorded_tokens_there_is_no_tokens_file(tmp_path):
   rows = rows_of(1)
   rows['tokens'] = {name: [] for name in rows['tokens']}
   with step_records.Writer(tmp_path, 0, 4) as writer:
@@ -86,7 +86,7 @@ def test_a_file_holds_the_steps_of_a_window(tmp_path):
 
 
 @pytest.mark.parametrize('stopped', [2, 4, 5, 8])
-def test_a_run_that_is_resumed_leaves_the_files_of_one_that_was_not(tmp_path, stopped):
+def test_a_resumed_run_leaves_the_same_files_as_an_uninterrupted_run(tmp_path, stopped):
   write(tmp_path / 'once', 0, 9)
   write(tmp_path / 'twice', 0, stopped)
   write(tmp_path / 'twice', stopped + 1, 9)
@@ -105,7 +105,7 @@ def test_a_resumed_run_drops_the_rows_of_steps_that_it_repeats(tmp_path, first, 
 
 
 @pytest.mark.full
-def test_what_has_been_flushed_outlives_a_kill(tmp_path):
+def test_flushed_rows_survive_a_kill(tmp_path):
   code = """
 import sys, os, signal
 from exgrpo_jax.reporting import step_records
@@ -126,7 +126,7 @@ os.kill(os.getpid(), signal.SIGKILL)
   assert content(tmp_path) == content(tmp_path / 'once')
 
 
-def test_an_error_of_the_thread_is_raised_by_the_next_call(tmp_path, monkeypatch):
+def test_an_error_in_the_thread_is_raised_by_the_next_call(tmp_path, monkeypatch):
   def full(*_):
     raise OSError(28, 'No space left on device')
 
@@ -135,7 +135,7 @@ def test_an_error_of_the_thread_is_raised_by_the_next_call(tmp_path, monkeypatch
     write(tmp_path, 0, 1)
 
 
-def test_an_error_of_the_thread_does_not_hide_what_ends_the_run(tmp_path):
+def test_an_error_in_the_thread_does_not_hide_the_error_that_ends_the_run(tmp_path):
   def fail():
     with step_records.Writer(tmp_path, 0, 4) as writer:
       writer.add(1, {'responses': {}})  # no such table can be made
@@ -154,7 +154,7 @@ LATER = {  # columns that earlier versions did not write
 }
 
 
-def test_what_is_written_is_read_back(tmp_path):
+def test_rows_are_read_back_as_written(tmp_path):
   write(tmp_path, 0, 2)
   responses, questions = step_records.read(tmp_path)
   of_step = rows_of(2)

@@ -1,4 +1,4 @@
-"""The records of the recorded run (conftest.py), held to what its stages read and returned."""
+"""The recorded run's records (conftest.py), compared with what its stages read and returned."""
 
 import dataclasses
 import functools
@@ -86,7 +86,7 @@ def bucketed(config, step):
   ]
 
 
-# ---- Each row is what happened ----
+# ---- Rows compared with the run ----
 
 
 def test_every_response_of_every_step_has_a_row(recorded, records):
@@ -113,21 +113,21 @@ def test_a_fresh_row_is_a_response_and_its_verdict(recorded, records):
       expected = {
         'reward': verdict.reward,
         'outcome': verdict.outcome,
-        'answer': text[:64],  # the replaced verifier takes all for the answer
+        'answer': text[:64],  # the fake verifier extracts the whole text
         'length': len(response.tokens),
         'truncated': response.truncated,
         'entropy': close(response.entropy.mean(dtype=np.float64)),
         'probability': close(np.exp(response.logp.astype(np.float64)).mean()),
         'has_code_block': any(line.strip(' \t').startswith('```') for line in text.split('\n')),
         'reason': verdict.reason or None,
-        'valid_steps': None,  # no task that could check them
+        'valid_steps': None,  # this task cannot check steps
         **dict.fromkeys(('ratio_mean', 'ratio_variance', 'times_replayed')),
       }
       assert row | expected == row
 
 
-def test_a_replayed_row_has_the_values_of_the_policy_as_the_step_began(recorded, records):
-  """The step's scores are held to all logits in the tests of the stages."""
+def test_a_replayed_row_has_the_values_of_the_policy_at_the_start_of_the_step(recorded, records):
+  """The stages' tests compare the step's scores with the full logits."""
   seen = 0
   for number, step in recorded.steps.items():
     _, replayed = split(records[number][0])
@@ -158,7 +158,7 @@ def test_a_replayed_row_has_the_values_of_the_policy_as_the_step_began(recorded,
   assert seen > 2
 
 
-def test_how_often_a_trajectory_was_replayed_is_counted_over_the_whole_run(recorded, records):
+def test_replays_of_a_trajectory_are_counted_over_the_whole_run(recorded, records):
   count = {}
   for number, step in recorded.steps.items():
     for row in split(records[number][0])[1]:
@@ -169,7 +169,7 @@ def test_how_often_a_trajectory_was_replayed_is_counted_over_the_whole_run(recor
   assert max(count.values()) > 2
 
 
-def test_a_question_row_is_its_visit(recorded, records):
+def test_a_question_row_describes_the_visit(recorded, records):
   retired = {}
   config = recorded.experiment.config.replay
   for number, step in recorded.steps.items():
@@ -194,7 +194,7 @@ def test_a_question_row_is_its_visit(recorded, records):
 # ---- Token by token ----
 
 
-def test_a_row_of_tokens_is_a_response_of_a_chosen_group(recorded, tokens):
+def test_a_token_row_is_a_response_from_a_chosen_group(recorded, tokens):
   count = recorded.experiment.config.metrics.recorded_groups
   replayed_rows = 0
   for number, step in recorded.steps.items():
@@ -218,7 +218,7 @@ def test_a_row_of_tokens_is_a_response_of_a_chosen_group(recorded, tokens):
   assert replayed_rows > 10
 
 
-def test_which_groups_are_recorded_depends_on_seed_and_question_alone(recorded):
+def test_the_choice_of_recorded_groups_depends_only_on_seed_and_question(recorded):
   plan = recorded.steps[1].plan
   rows = [question.row for question in plan.questions]
   chosen = [rows[group] for group in step_rows.recorded_groups(plan, 2, tiny.SEED)]
@@ -297,7 +297,7 @@ def test_shares_of_code_blocks_and_of_valid_steps_counted_by_hand(recorded, monk
   assert values['code_blocks/fresh'] == 3 / num_fresh
   assert values['code_blocks/replayed'] == 1 / num_replayed
   assert values['valid_steps/correct'] == pytest.approx(2 / 3)
-  # In an episode, what the environment says does not count.
+  # In an episode, the environment's text does not count.
   written = len(tokenizer.encode('1+1\n'))
   for observed, count in ((len(tokens) - written - 1, 0), (0, 1)):
     turns = Turn(written, observed, 0.0), Turn(len(tokens) - written - observed, 0, 1.0)
@@ -310,7 +310,7 @@ def test_shares_of_code_blocks_and_of_valid_steps_counted_by_hand(recorded, monk
     assert checked == 3 + num_replayed - 1, 'all but the episode'
 
 
-def test_texts_that_no_file_can_hold_are_escaped(recorded):
+def test_texts_that_cannot_be_stored_are_escaped(recorded):
   step = recorded.steps[1]
   bad, escaped = '\ud800', r'\ud800'
   verdicts = [[v._replace(answer=bad, reason=bad) for v in judged] for judged in step.verdicts]
@@ -324,7 +324,7 @@ def test_texts_that_no_file_can_hold_are_escaped(recorded):
     assert {text for column in columns for text in rows[table][column]} == {escaped}
 
 
-def test_a_questions_text_is_what_the_user_says(recorded):
+def test_a_questions_text_consists_of_the_user_messages(recorded):
   step = recorded.steps[1]
   said = ('system', 'Be brief.'), ('user', '1+1?'), ('assistant', '2'), ('user', '2+2?')
   first, *others = step.plan.questions
@@ -347,7 +347,7 @@ def test_why_grading_failed_is_recorded(recorded):
   [([1, 1], 0), ([1, 3], 1), ([1, math.inf], math.inf), ([0, 2e38], 1e76)],
 )
 def test_the_variance_of_ratios_counted_by_hand(recorded, ratios, variance):
-  """An infinite ratio, or a square beyond float32, makes no NaN and no warning."""
+  """An infinite ratio, or a square that overflows float32, causes no NaN and no warning."""
   step = recorded.steps[1]
   log_T = np.log(np.maximum(ratios, 1e-30)).clip(max=800)
   now_T, past_T = np.minimum(log_T, 0).astype(np.float32), -np.maximum(log_T, 0).astype(np.float32)
@@ -368,19 +368,19 @@ def test_the_variance_of_ratios_counted_by_hand(recorded, ratios, variance):
 
 @pytest.fixture(scope='module')
 def experiences(recorded):
-  """Those with fresh and replayed questions."""
+  """The experience of all steps with both fresh and replayed questions."""
   mixed = [s for s in recorded.steps.values() if any(s.replays) and not all(s.replays)]
   return list(map(experience_of, mixed))
 
 
 @pytest.fixture(scope='module')
 def sample(recorded):
-  """A function of (experience, count) that gives the rows."""
+  """A function (experience, count) -> sample rows."""
   tokenizer = recorded.experiment.tokenizer
   return lambda experience, count: step_rows.sample_rows(tokenizer, experience, count, tiny.SEED)
 
 
-def test_samples_are_a_response_of_each_group_and_what_it_replays(recorded, experiences, sample):
+def test_samples_are_a_fresh_response_per_group_and_the_replayed_one(recorded, experiences, sample):
   experience = experiences[0]
   tokenizer = recorded.experiment.tokenizer
   rows = sample(experience, 100)
@@ -416,7 +416,7 @@ def test_a_replayed_response_that_was_wrong_is_sampled_as_wrong(experiences, sam
 
 
 @pytest.mark.parametrize('is_cut', [False, True])
-def test_an_episode_without_an_end_token_may_be_whole_and_one_with_it_may_be_cut(
+def test_an_episode_without_an_end_token_may_be_complete_and_one_with_it_truncated(
   recorded, experiences, sample, is_cut
 ):
   end = recorded.experiment.tokenizer.eos_ids[0]
@@ -438,7 +438,7 @@ def test_an_episode_without_an_end_token_may_be_whole_and_one_with_it_may_be_cut
 
 
 def test_special_tokens_are_shown(recorded, experiences, sample):
-  """In a prompt they are a chat template's."""
+  """In a prompt, they come from the chat template."""
   end = recorded.experiment.tokenizer.eos_ids[0]
   rows = []
   for experience in experiences:
@@ -557,8 +557,8 @@ def test_the_replayed_reward_counts_in_the_variance_of_its_group():
   assert rollout_metrics(advantages=(0.1,))['groups/zero_advantage'] == 0  # by a question's history
 
 
-def test_rewards_that_differ_by_less_than_float32_shows_are_equal():
-  """Advantages are made of them in float32."""
+def test_rewards_that_are_equal_in_float32_count_as_equal():
+  """Advantages are computed in float32."""
   third = [WRONG._replace(reward=0.3), WRONG._replace(reward=0.1 + 0.2), WRONG._replace(reward=0.3)]
   assert third[0].reward != third[1].reward
   metrics = rollout_metrics(verdicts=[VERDICTS[0], [RIGHT, WRONG], third])
@@ -573,7 +573,7 @@ def test_without_replay_there_is_no_replay_pass_rate_and_no_age():
   assert 'pass_rate/fresh' in names
 
 
-def test_any_rewards_are_averaged_and_correctness_alone_decides_the_pass_rate():
+def test_all_rewards_are_averaged_but_only_correctness_sets_the_pass_rate():
   odd = [[RIGHT._replace(reward=-2.0), WRONG._replace(reward=5.0), WRONG], *VERDICTS[1:]]
   metrics = rollout_metrics(verdicts=odd)
   assert metrics['reward'] == 5 / 8 and metrics['pass_rate/all'] == 3 / 8

@@ -1,4 +1,4 @@
-"""Trials as an array job of Slurm, whose sbatch and squeue are replaced by scripts."""
+"""Trials as a Slurm array job; scripts replace sbatch and squeue."""
 
 import csv
 import json
@@ -53,7 +53,7 @@ def cluster(tmp_path, monkeypatch):
 
 
 def run_job(cluster, job, indices, **environment):
-  """Runs these tasks of an array job, which then leave the queue."""
+  """Run these tasks of an array job and remove them from the queue."""
   queue = cluster / str(job)
   for index in indices:
     assert f'{index} PENDING' in queue.read_text()
@@ -68,7 +68,7 @@ def run_job(cluster, job, indices, **environment):
 
 @pytest.fixture
 def submit(write_sweep, tmp_path, monkeypatch):
-  """A function: submits four trials of the fake trainer, with these options."""
+  """A function that submits four trials of the fake trainer with the given options."""
   monkeypatch.setattr(sweep, 'TRAINER', ('tests.helpers.fake_trainer',))
   path, workdir = write_sweep("trials.grid({'seed': range(4)})"), str(tmp_path / 'two words')
   config = str(REPOSITORY / 'configs' / 'smoke.py')
@@ -90,20 +90,20 @@ def test_each_index_is_a_trial_and_only_trials_that_need_it_are_submitted_again(
   arguments = (cluster / 'arguments').read_text()
   assert '--partition=gpu --comment=a b --parsable --array=0,1,2,3%2 ' in arguments
 
-  run_job(cluster, 7, [2])  # alone
+  run_job(cluster, 7, [2])
   assert [path.parent.name for path in runs.glob('*/starts')] == ['seed=2']
   assert json.loads((runs / 'seed=2' / 'config.json').read_text())['seed'] == 2
   assert 'step 4\n' in (runs / 'seed=2' / 'log.txt').read_text()
   run_job(cluster, 7, [1], FAKE_FAILS='seed=1')
   (cluster / '7').write_text('0 PENDING\n3 RUNNING\n1 FAILED\n2 COMPLETED\n')
-  submit()  # 1 alone has ended and is not finished
+  submit()  # only 1 has ended without finishing
   assert 'submitted 1 trial as job 8;' in (out := capsys.readouterr().out)
   assert '1 of 4 trials finished, 3 in the queue\nto watch: squeue --jobs=7,8\n' in out
   assert (cluster / '8').read_text() == '1 PENDING\n'
   submit()
   assert 'submitted' not in capsys.readouterr().out, 'all are finished or in the queue'
 
-  (cluster / '7').unlink()  # forgotten; 0 and 3 never ran
+  (cluster / '7').unlink()  # Slurm has forgotten the job; 0 and 3 never ran
   submit()
   assert (cluster / '9').read_text() == '0 PENDING\n3 PENDING\n'
   run_job(cluster, 8, [1])
@@ -122,7 +122,7 @@ def test_each_index_is_a_trial_and_only_trials_that_need_it_are_submitted_again(
     ('no sbatch', r'there is no sbatch on this machine\. Run the command on a login node'),
   ],
 )
-def test_what_slurm_refuses_is_said_and_nothing_is_recorded(
+def test_slurm_errors_are_reported_and_nothing_is_recorded(
   breakage, message, submit, cluster, tmp_path, monkeypatch
 ):
   jobs = tmp_path / 'two words' / 'slurm.json'
@@ -137,7 +137,7 @@ def test_what_slurm_refuses_is_said_and_nothing_is_recorded(
   assert (jobs.read_text() if jobs.exists() else '') == before
 
 
-def test_trials_in_epochs_train_as_an_array_job_and_the_next_call_makes_the_table(
+def test_trials_with_epochs_train_as_an_array_job_and_the_next_call_writes_the_table(
   compiled, data, write_sweep, cluster, tmp_path
 ):
   """Really, with the command; 12 questions, 6 at a time: 0.5 and 0.75 epochs are 1 and 2 steps."""

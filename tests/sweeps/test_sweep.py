@@ -1,4 +1,4 @@
-"""Trials of a sweep are checked before the first starts, run, resumed and compared."""
+"""A sweep's trials: checked before the first starts, run, resumed and compared."""
 
 import ast
 import copy
@@ -37,14 +37,14 @@ TWO_BY_TWO = "trials.grid({'replay.ratio': [0., .25], 'seed': range(2)})"
 
 @pytest.fixture(autouse=True)
 def fake_trainer(monkeypatch):
-  """Trials are run by fake_trainer.py."""
+  """Let fake_trainer.py run the trials."""
   monkeypatch.setattr(sweep, 'TRAINER', ('tests.helpers.fake_trainer',))
   monkeypatch.setenv('PYTHONPATH', str(REPOSITORY))
 
 
 @pytest.fixture
 def plan(write_sweep, tmp_path):
-  """A function: the trials of an expression over smoke.py of 2 steps, in tmp_path/runs."""
+  """A function that plans an expression's trials of smoke.py, with 2 steps, in tmp_path/runs."""
 
   def plan_expression(expression, given=None):
     given = {'num_steps': 2} | (given or {})
@@ -56,7 +56,7 @@ def plan(write_sweep, tmp_path):
 
 
 def run(planned, tmp_path, parallel=2):
-  """The exit status of sweep.run."""
+  """Run the sweep and return its exit status."""
   workdir = str(tmp_path / 'runs')
   return sweep.run(planned, workdir, parallel, ['sweep'], lambda: sweep.report(planned, workdir))
 
@@ -81,8 +81,8 @@ def test_every_trial_of_a_sweep_file_makes_valid_settings(name, tmp_path):
   assert f'--sweep={name} ' in importlib.import_module(f'exgrpo_jax.configs.sweeps.{name}').__doc__
 
 
-def test_every_ablation_of_the_paper_has_its_file():
-  """With the paper's own value among those tried."""
+def test_every_ablation_of_the_paper_has_a_file():
+  """The paper's value is among the values tried."""
   tried = {}
   for name in SWEEPS:
     found = importlib.import_module(f'exgrpo_jax.configs.sweeps.{name}').get_sweep().values()
@@ -105,7 +105,7 @@ def test_every_ablation_of_the_paper_has_its_file():
   assert {trial['replay.ratio'] for trial in difficulty} == {0}
 
 
-# ---- What is refused before anything starts ----
+# ---- Errors found before anything starts ----
 
 
 @pytest.mark.parametrize(
@@ -155,7 +155,7 @@ def test_a_workdir_of_another_sweep_of_other_overrides_or_of_a_single_run_is_ref
     plan("{'a': {'seed': 1}}")
 
 
-# ---- What is run ----
+# ---- Running trials ----
 
 
 def test_a_trial_gets_its_values_through_the_command_line(plan, tmp_path):
@@ -173,7 +173,7 @@ def test_a_trial_gets_its_values_through_the_command_line(plan, tmp_path):
   assert written['data']['evaluation'] == ['arithmetic:test[:8]', 'it\'s "x".jsonl']
 
 
-def test_a_failing_trial_is_named_the_others_go_on_and_the_next_start_runs_it_alone(
+def test_a_failing_trial_is_named_and_the_next_sweep_retries_only_this_trial(
   plan, tmp_path, capsys, monkeypatch
 ):
   monkeypatch.setenv('FAKE_FAILS', 'ratio=0,seed=1')
@@ -189,7 +189,7 @@ def test_a_failing_trial_is_named_the_others_go_on_and_the_next_start_runs_it_al
   assert run(plan(TWO_BY_TWO), tmp_path) == 0
   assert starts(tmp_path).pop('ratio=0,seed=1') == 2 and sum(starts(tmp_path).values()) == 5
   # Seeds 0 and 1 differ by .1: mean ratio + .05 + .02, deviation .1 / sqrt(2) = .0707. Truncated
-  # rises from 0 to .2, which is no achievement: its best is 0.
+  # rises from 0 to .2. Lower is better, so its best is 0.
   table = (
     '| evaluation     | setting    | seeds | step | final           | best            |\n'
     '| -------------- | ---------- | ----- | ---- | --------------- | --------------- |\n'
@@ -267,8 +267,8 @@ def test_a_real_run_is_recognised_as_finished(recorded, values):
   assert not sweep.is_finished(trial)
 
 
-def test_without_its_page_or_the_last_checkpoint_a_trial_is_not_finished(plan, tmp_path):
-  """Though it has records of all steps."""
+def test_a_trial_without_its_report_or_last_checkpoint_is_not_finished(plan, tmp_path):
+  """The trial has records of all steps."""
   (trial,) = plan("{'a': {}}")
   run([trial], tmp_path)
   workdir = tmp_path / 'runs' / 'a'
@@ -280,7 +280,7 @@ def test_without_its_page_or_the_last_checkpoint_a_trial_is_not_finished(plan, t
   assert not sweep.is_finished(trial)
 
 
-def test_trials_that_differ_in_seed_alone_are_one_setting(plan):
+def test_trials_that_differ_only_in_their_seed_are_one_setting(plan):
   planned = plan("{'x': {'seed': 3}, 'y': {'replay.ratio': .25}, 'z': {'seed': 4}}")
   assert {
     label: [trial.name for trial in members] for label, members in sweep.by_setting(planned).items()
@@ -307,8 +307,8 @@ def test_the_commands_for_a_queue_are_quoted_and_nothing_is_run(write_sweep, tmp
   assert '4 of 4 trials still to run' in outcome.err
 
 
-def test_commands_whose_reader_has_gone_end_without_a_traceback(write_sweep, tmp_path):
-  """As before `| head -1`."""
+def test_printing_to_a_closed_pipe_ends_without_a_traceback(write_sweep, tmp_path):
+  """As in `| head -1`."""
   flags = (f'--workdir={tmp_path}/runs', f'--sweep={write_sweep(TWO_BY_TWO)}', '--config=smoke')
   outcome = forked.run_one(['sweep', '--launcher=commands', *flags], has_reader=False)
   assert 'Traceback' not in outcome.err and 'BrokenPipe' not in outcome.err
@@ -318,7 +318,7 @@ def test_commands_whose_reader_has_gone_end_without_a_traceback(write_sweep, tmp
 def test_after_a_failure_an_interrupt_and_a_kill_the_same_command_completes_the_table(
   write_sweep, tmp_path
 ):
-  """A sweep that is killed leaves a trial running; until that ends, another sweep is refused."""
+  """A killed sweep leaves a trial running. Until it ends, another sweep is refused."""
   command = [
     *('tests.helpers.with_fake_trainer', 'sweep', '--parallel=2'),
     f'--sweep={write_sweep(TWO_BY_TWO)}',
@@ -329,7 +329,7 @@ def test_after_a_failure_an_interrupt_and_a_kill_the_same_command_completes_the_
   after_failure = tmp_path / 'runs' / 'ratio=0.25,seed=1'  # starts once one trial has failed
 
   def run_until_it_hangs(signal_number):
-    """(its outcome, process id of the trial that hangs) of a sweep that gets a signal."""
+    """Signal a sweep, and return (its outcome, process id of the hanging trial)."""
     with forked.start(command, **environment) as running:
       while not (pid_file.exists() and after_failure.exists()):
         assert running.is_running(), running.wait()
@@ -354,7 +354,7 @@ def test_after_a_failure_an_interrupt_and_a_kill_the_same_command_completes_the_
   assert refused.status == 2 and 'or trials left over from a killed sweep' in refused.err
   os.kill(pid, signal.SIGKILL)
 
-  deadline = time.monotonic() + 60  # the other trial that was left may take a while to end
+  deadline = time.monotonic() + 60  # the other remaining trial may take a while to end
   while (completed := forked.run_one(command)).status == 2 and time.monotonic() < deadline:
     time.sleep(0.1)
   assert completed.status == 0, completed
@@ -395,12 +395,12 @@ def test_a_grid_is_every_combination_named_by_its_values():
     ("{'a': {'seed': np.int64(3)}}", 'a', '--config.seed=3'),
   ],
 )
-def test_a_sweep_may_have_numbers_of_numpy(expression, name, flag, plan):
+def test_a_sweep_may_contain_numpy_numbers(expression, name, flag, plan):
   (trial,) = plan(expression)
   assert trial.name == name and trial.arguments[-1] == flag
 
 
-def test_listed_settings_are_combined_with_axes_under_names_of_their_own():
+def test_listed_settings_are_combined_with_axes_and_keep_their_names():
   settings = {'full': {}, 'plain': {'replay.ratio': 0.0}}
   assert trials.listed(settings, {'seed': [3]}) == {
     'full,seed=3': {'seed': 3},
@@ -453,8 +453,8 @@ def test_a_failure_is_reported_with_the_error_line_of_its_log(script, reason, tm
 
 
 @pytest.mark.parametrize('parallel', [1, 2])
-def test_as_many_jobs_run_at_a_time_as_asked_for(parallel, tmp_path):
-  """Each job creates a file, waits a while, and reports whether the other's file exists."""
+def test_jobs_run_in_parallel_up_to_the_given_number(parallel, tmp_path):
+  """Each job creates a file, waits, and reports whether the other job's file exists."""
   script = 'cd {}; touch {}; for i in 1 2 3 4 5 6 7 8 9; do sleep .1; done; test -e {}; echo $?>{}'
   jobs = [
     shell_job(tmp_path, 'a', script.format(tmp_path, 'x', 'y', 'a_met_b')),
@@ -467,7 +467,7 @@ def test_as_many_jobs_run_at_a_time_as_asked_for(parallel, tmp_path):
 @pytest.mark.skipif(
   not hasattr(os, 'sched_getaffinity') or len(os.sched_getaffinity(0)) < 2, reason='one core'
 )
-def test_jobs_at_the_same_time_have_cores_of_their_own(tmp_path):
+def test_parallel_jobs_run_on_separate_cores(tmp_path):
   meets = 'for i in $(seq 100); do sleep 0.1; test -e {other} && break; done'
   ask = f'sleep 0.3; {sys.executable} -c "import os; print(os.sched_getaffinity(0))"'
   jobs = []
@@ -481,7 +481,7 @@ def test_jobs_at_the_same_time_have_cores_of_their_own(tmp_path):
 
 @pytest.mark.skipif(not hasattr(os, 'sched_getaffinity'), reason='all jobs have all cores')
 @pytest.mark.parametrize('count', [0, 1])
-def test_fewer_jobs_than_may_run_at_a_time_have_all_cores(count, tmp_path):
+def test_fewer_jobs_than_parallel_get_all_cores(count, tmp_path):
   show = f'{sys.executable} -c "import os; print(os.sched_getaffinity(0))" > {tmp_path}/cores'
   jobs = [shell_job(tmp_path, 'a', f'sleep 0.3; {show}')] * count
   assert launcher.run(jobs, 2) == launcher.Outcome(failed={}, unfinished=[])
@@ -490,7 +490,7 @@ def test_fewer_jobs_than_may_run_at_a_time_have_all_cores(count, tmp_path):
 
 
 def test_a_second_signal_kills_a_job_that_does_not_exit(tmp_path):
-  """Its child processes too; jobs that wait are not started."""
+  """The signal also kills its child processes; waiting jobs are not started."""
   sleeps = f'sleep 30 & echo $! > {tmp_path}/child; touch {tmp_path}/x; wait; wait; wait'
   stubborn = shell_job(tmp_path, 'a', f'trap : TERM; {sleeps}')
 

@@ -120,7 +120,7 @@ _LINES: Mapping[str, Sequence[tuple[str, str, dict[str, str], dict[str, bool]]]]
     ('Pass rate', 'share of responses', _PASSED, _SHARE),
   ),
   'signal': (
-    ('Groups that teach nothing', 'share of groups', _SOLVED, _SHARE),
+    ('Groups without a learning signal', 'share of groups', _SOLVED, _SHARE),
     ('Clipped tokens', 'share of fresh tokens', {'policy/clip_fraction': 'clipped'}, _SHARE),
     ('Importance ratio of fresh tokens', 'ratio, log scale', _FRESH, _LOG),
     ('KL from the old policy', 'nats per token, log scale', {'policy/approx_kl': 'mean'}, _LOG),
@@ -230,7 +230,7 @@ def _points(run: Run, names: Sequence[str], log: bool = False) -> list[list[floa
 def _phases(run: Run) -> list[Panel]:
   """Plot each step's seconds by phase: the longest phases, and all other phases combined.
 
-  The axis ends above the 98th percentile without the first two steps, which compile programs.
+  The axis ends just above the 98th percentile of all steps except the first two, which compile.
   """
   timed = [record for record in run if 'time/step' in record]
   if not timed:

@@ -60,7 +60,7 @@ def describe(groups: Sequence[Group], benchmarks: Benchmarks) -> dict[str, Any]:
   scored = {group.label: runs.score_names(group.metrics) for group in groups}
   for (source, name), pair in itertools.product(scores.items(), itertools.combinations(groups, 2)):
     if not all(source in scored[group.label] for group in pair):
-      continue  # the table of scores shows it
+      continue  # visible in the table of scores
     found = _difference(pair, benchmarks, source, name)
     if isinstance(found, str):
       without.setdefault(found, []).append(source)

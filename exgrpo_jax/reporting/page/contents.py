@@ -157,7 +157,7 @@ def _missing(run: Recorded, own: Parts) -> list[str]:
 # browser loads and runs nothing else, whatever a model has written.
 
 _HERE = pathlib.Path(__file__).parent
-# uPlot 1.6.32 (MIT, licence in the same folder) as published. It takes 51 KB (Vega 520, plotly
+# uPlot 1.6.32 (MIT, license in the same folder) as published. It takes 51 KB (Vega 520, plotly
 # 1,190) and is made for linked charts with many points.
 _CHARTS = _HERE / 'vendor' / 'uPlot.iife.min.js'
 _CHART_STYLES = _HERE / 'vendor' / 'uPlot.min.css'
@@ -191,7 +191,7 @@ def render(parts: Parts) -> str:
 
 
 def write(path: pathlib.Path, text: str) -> None:
-  """Write a file atomically: a reader sees either the complete old file or the new one."""
+  """Write a file atomically: a reader sees either the old file or the complete new one."""
   with replacing(path) as unfinished:
     unfinished.write_text(text, encoding='utf-8')
 

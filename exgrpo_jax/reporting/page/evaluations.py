@@ -68,7 +68,7 @@ def _add(benchmarks: dict[Any, dict[str, Any]], file: _File, every: int) -> None
       'evaluations': [],
     }
     key = (name, *new['rows'], *new['digests'])
-    # The data may have changed, and a manual evaluation may ask other questions.
+    # The data may have changed, and a manual evaluation may use other questions.
     if key not in benchmarks and any(name == known for known, *_ in benchmarks):
       new['name'] = f'{name} ({file.made or f"from step {file.step}"})'
     benchmark = benchmarks.setdefault(key, new)

@@ -178,9 +178,9 @@ def describe_visits(
   """Return the columns of questions, visits, responses and replays, or {} without records.
 
   A visit's responses start at the index 'first'. 'replays' contains a value for each visit with a
-  replay, in visit order. With more than `max_responses` responses, 'every' is some n > 1, and
-  responses are kept only for every n-th step and for the groups in `with_texts`. 'cut' is the
-  number of questions with shortened texts, which is 0 if `max_responses` is infinite.
+  replay, in visit order. With more than `max_responses` responses, 'every' is some n > 1, and only
+  every n-th step and the groups in `with_texts` keep their responses. 'cut' is the number of
+  questions with shortened texts, which is 0 if `max_responses` is infinite.
   """
   visits, responses = run.questions, run.responses
   if not visits.num_rows:

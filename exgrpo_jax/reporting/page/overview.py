@@ -20,7 +20,7 @@ from exgrpo_jax.reporting.runs import Recorded
 from exgrpo_jax.runtime import console, environment
 
 _SIGNAL = (  # metric and label; shares of a step's groups or tokens
-  ('groups/zero_advantage', 'groups that taught nothing'),
+  ('groups/zero_advantage', 'groups without a learning signal'),
   ('groups/solved_by_all', 'groups solved by all responses'),
   ('groups/solved_by_none', 'groups solved by no response'),
   ('policy/clip_fraction', 'fresh tokens clipped'),
@@ -118,8 +118,8 @@ def _facts(run: Recorded, starts: Sequence[Mapping[str, Any]]) -> list[list[str]
   facts = [
     ['method', f'ExGRPO, replay.ratio {ratio:g}' if ratio else 'GRPO (replay.ratio 0)'],
     ['steps', f'{records[-1]["step"]:.0f} of {config["num_steps"]}'],
-    ['a step', f'{questions} × {responses}'],
-    ['took', _took(records, starts)],
+    ['per step', f'{questions} × {responses}'],
+    ['duration', _took(records, starts)],
     ['tokens generated', f'{tokens:,.0f}'],
   ]
   if speeds:
@@ -184,7 +184,7 @@ def _next(
     text = f'Between the last two evaluations, the score still rose on {names}.'
     epochs = run.config.get('num_epochs', 0)
     length = f'num_epochs={2 * epochs:g}' if epochs else f'num_steps={2 * run.last_step}'
-    shorter = re.sub(r' --config\.num_(steps|epochs)[= ]\S+', '', command)  # no flag twice
+    shorter = re.sub(r' --config\.num_(steps|epochs)[= ]\S+', '', command)  # drop the old value
     # Other schedules depend on the run's length, so such a run cannot be resumed with more steps.
     # A run that stopped early would stop again.
     is_constant = run.config.get('optimizer.schedule', 'constant') == 'constant'

@@ -37,7 +37,7 @@ def change(folder, name, changed):
 
 @pytest.fixture(scope='module')
 def run(recorded, tmp_path_factory):
-  """A copy of the recorded run in which a model, a question and an evaluation wrote markup."""
+  """A copy of the recorded run whose responses, questions and evaluations contain markup."""
   folder = tmp_path_factory.mktemp('report') / 'run'
   shutil.copytree(recorded.workdir, folder)
   ids = tokenizer.load(folder / 'tokenizer').encode(HOSTILE)
@@ -70,7 +70,7 @@ def report(run):
   (outcome,) = forked.run([['report', run.folder, f'--out={out}']])
   assert outcome.status == 0, outcome.err
   assert f'{run.folder}: step {tiny.NUM_STEPS} of {tiny.NUM_STEPS}' in outcome.out
-  assert not outcome.used_device  # a TPU belongs to the run alone
+  assert not outcome.used_device  # the run needs the TPU for itself
   return out
 
 
@@ -131,13 +131,13 @@ def test_overview_has_the_scores_the_signal_the_settings_and_the_warnings(tab, r
   recent = [record for record in run.metrics if record['step'] > tiny.NUM_STEPS - 10]
   tiles = dict(tile.splitlines()[:2] for tile in signal.locator('.facts > div').all_inner_texts())
   for label, name in (
-    ('groups that taught nothing', 'groups/zero_advantage'),
+    ('groups without a learning signal', 'groups/zero_advantage'),
     ('groups solved by all responses', 'groups/solved_by_all'),
     ('groups solved by no response', 'groups/solved_by_none'),
   ):
     assert tiles[label] == f'{100 * np.mean([record[name] for record in recent]):.0f}%', label
   assert {'fresh tokens clipped', 'updates skipped', 'learning rate'} < set(tiles)
-  assert 'had equal rewards and taught nothing' in tab.locator('#silent').inner_text()
+  assert 'had equal rewards, so they gave no learning signal' in tab.locator('#silent').inner_text()
   settings = tab.locator('section', has=tab.locator('h2', has_text='Settings'))
   table = {name: (base, own) for name, base, own in rows_of(settings.locator('table'))}
   assert table['rollout.questions'] == ('128', str(tiny.QUESTIONS))
@@ -148,11 +148,11 @@ def test_overview_has_the_scores_the_signal_the_settings_and_the_warnings(tab, r
   assert facts['tokens per second, median'] == f'{np.median(speeds):,.0f}'
   seconds = round(sum(r.get('time/step', 0) for r in run.metrics))
   in_steps = datetime.timedelta(seconds=seconds)
-  assert re.fullmatch(rf'0:\d\d:\d\d, {in_steps} of it in steps', facts['took'])
+  assert re.fullmatch(rf'0:\d\d:\d\d, {in_steps} of it in steps', facts['duration'])
   assert WARNING in tab.locator('main').inner_text()
 
 
-def test_labels_of_an_axis_are_distinct_and_have_as_many_digits_as_that_takes(tab, report):
+def test_axis_labels_are_distinct_with_as_few_digits_as_possible(tab, report):
   go(tab, report, 'page=overview')
   for splits, labels in (
     ([0.9, 0.905, 0.91], ['0.900', '0.905', '0.910']),
@@ -171,7 +171,7 @@ def test_labels_of_an_axis_are_distinct_and_have_as_many_digits_as_that_takes(ta
       assert len(labels) > 1 and len(set(labels)) == len(labels), labels
 
 
-def test_the_values_of_a_chart_are_those_of_the_metrics(tab, report, run):
+def test_the_values_of_a_chart_equal_the_metrics(tab, report, run):
   go(tab, report, 'page=overview')
   for title, label, name in (
     ('Reward', 'reward', 'reward'),
@@ -184,7 +184,7 @@ def test_the_values_of_a_chart_are_those_of_the_metrics(tab, report, run):
     assert dict(zip(found['step'], found[label])) == expected, title
 
 
-def test_a_question_tells_its_whole_story(tab, report, run):
+def test_a_question_shows_its_visits_and_responses(tab, report, run):
   replays = collections.Counter(r['question'] for r in run.responses if r['is_replay'])
   question = replays.most_common(1)[0][0]
   go(tab, report, f'page=question&question={question}')
@@ -204,8 +204,8 @@ def test_a_question_tells_its_whole_story(tab, report, run):
   assert tab.locator('.strip li').count() == len(visits)
 
 
-def test_first_and_latest_solution_are_of_those_that_have_a_text(tab, recorded, tmp_path):
-  """The first one is known from its replay, because its step is not recorded token by token."""
+def test_the_first_and_latest_solutions_are_chosen_from_recorded_texts(tab, recorded, tmp_path):
+  """The first one comes from its replay, because its own step was not recorded token by token."""
   folder = tmp_path / 'run'
   shutil.copytree(recorded.workdir, folder)
   paths = step_records.files(folder, 'tokens')
@@ -234,7 +234,7 @@ def test_first_and_latest_solution_are_of_those_that_have_a_text(tab, recorded, 
 # ---- Tables ----
 
 
-def test_numbers_are_set_right_also_with_a_sign_or_in_a_link(tab, report, run):
+def test_numbers_are_right_aligned_even_with_a_sign_or_in_a_link(tab, report, run):
   replay = next(r for r in run.responses if r['is_replay'])
   for address, names in (
     (f'page=question&question={replay["question"]}', ('step', 'pass rate', 'bucket after')),
@@ -251,7 +251,7 @@ def test_numbers_are_set_right_also_with_a_sign_or_in_a_link(tab, report, run):
       assert not table.locator(f'td.number:nth-child({heads.index(name) + 1})').count()
 
 
-def test_a_table_says_where_it_goes_on_and_nothing_is_cut_off(chromium, report, run):
+def test_a_table_says_where_it_continues_and_nothing_is_cut_off(chromium, report, run):
   replays = collections.Counter(r['question'] for r in run.responses if r['is_replay'])
   with open_tab(chromium, 400) as narrow:
     go(narrow, report, f'page=question&question={replays.most_common(1)[0][0]}')
@@ -264,7 +264,7 @@ def test_a_table_says_where_it_goes_on_and_nothing_is_cut_off(chromium, report, 
     assert narrow.locator('[aria-label="Warnings"] .hint').inner_text() == ''
 
 
-def test_on_paper_a_page_is_light_and_its_tables_are_whole(chromium, report):
+def test_a_printed_page_is_light_and_its_tables_are_complete(chromium, report):
   with open_tab(chromium, scheme='dark') as tab:
     go(tab, report, 'page=overview')
     theme, table = 'document.documentElement.dataset.theme', tab.locator('[aria-label=Settings]')
@@ -315,7 +315,7 @@ def test_a_question_is_found_by_text_row_and_answer(tab, report, run):
   tab.wait_for_selector('#story')
 
 
-def test_filters_leave_what_the_records_have(tab, report, run):
+def test_filtered_responses_match_the_records(tab, report, run):
   wrong = [r for r in run.responses if r['outcome'] == 'wrong' and 5 <= r['step'] <= 9]
   go(tab, report, 'page=responses')
   tab.locator('[name=outcome]').select_option('wrong')
@@ -357,7 +357,7 @@ def test_a_group_has_its_advantages_and_its_tokens(tab, report, run):
   assert f'log-probability {shown(round(last["logp"][0], 3))}' in said
 
 
-def test_what_a_model_wrote_is_text_and_never_markup(tab, report, run):
+def test_model_output_is_shown_as_text_and_never_as_markup(tab, report, run):
   scripts = 'document.querySelectorAll("script, img, textarea").length'
   go(tab, report, f'page=responses&group={run.attacked["step"]}/{run.attacked["group"]}')
   before = tab.evaluate(scripts)
@@ -388,7 +388,7 @@ RANGE = 'area => [area.plot.scales.x.min, area.plot.scales.x.max]'
 
 @pytest.fixture
 def page(recorded):
-  """The page that the recorded run left."""
+  """The page that the recorded run wrote."""
   return recorded.workdir / 'report.html'
 
 
@@ -406,13 +406,13 @@ def click(tab, step, count=1):
 
 
 def counted(tab, count):
-  """Wait until the list says that it has so many responses; return its text."""
+  """Wait until the list reports this many responses, and return its text."""
   found = tab.locator('#count', has_text=re.compile(f'^{count:,} response'))
   found.wait_for()
   return found.inner_text()
 
 
-def test_a_click_on_a_curve_leads_to_the_groups_that_taught_nothing(tab, page, responses):
+def test_a_click_on_a_curve_leads_to_the_groups_without_a_learning_signal(tab, page, responses):
   rewards = collections.defaultdict(list)
   for row in responses:
     rewards[row['step'], row['group']].append(row['reward'])
@@ -430,7 +430,7 @@ def test_a_click_on_a_curve_leads_to_the_groups_that_taught_nothing(tab, page, r
     count = of_step.count(reward)
     assert (f'{count} {words}' if count else words) in said or (not count and words not in said)
   assert 'partly solved' not in said
-  tab.go_back()  # filters are no history of their own
+  tab.go_back()  # filters do not add to the history
   tab.wait_for_selector('main[data-page=overview]')
 
 
@@ -444,7 +444,7 @@ def test_enter_opens_the_step_that_the_arrow_keys_reached(tab, page):
   assert len(steps) == 1 and tab.locator('[name=from]').input_value() in steps
 
 
-def test_the_zoom_of_a_chart_is_in_the_address(tab, page):
+def test_the_zoom_of_a_chart_is_in_the_url(tab, page):
   go(tab, page, 'page=overview')
   area = tab.locator('figure[data-title="Reward"] .plot')
   whole = area.evaluate(RANGE)
@@ -456,11 +456,11 @@ def test_the_zoom_of_a_chart_is_in_the_address(tab, page):
   zoomed = area.evaluate(RANGE)
   assert whole[0] < zoomed[0] < zoomed[1] < whole[1]
   kept = tab.evaluate('location.hash.slice(1)')
-  go(tab, page, kept)  # a drag is no click: it is still the overview
+  go(tab, page, kept)  # a drag is not a click, so this is still the overview
   over_steps = f'all => all.filter(area => area.plot.kind === "step").map({RANGE})'
   ranges = tab.locator('.plot').evaluate_all(over_steps)
   assert len(ranges) > 8 and all(found == pytest.approx(zoomed, abs=0.01) for found in ranges)
-  click(tab, 15, count=2)  # shows all steps, and opens none
+  click(tab, 15, count=2)  # shows all steps but opens none
   tab.wait_for_function('!location.hash.includes("zoom")')
   assert area.evaluate(RANGE) == whole
   tab.wait_for_timeout(400)
@@ -481,7 +481,7 @@ def test_advantages_are_filtered_by_their_sign(tab, page, responses, name, sign)
   counted(tab, count)
 
 
-def test_what_is_typed_is_searched_in_questions_and_responses(tab, page, recorded, responses):
+def test_typed_text_is_searched_in_questions_and_responses(tab, page, recorded, responses):
   encoded = tokenizer.load(recorded.workdir / 'tokenizer')
   texts = {
     KEY(row): encoded.decode(row['tokens'], special=True)
@@ -499,15 +499,15 @@ def test_what_is_typed_is_searched_in_questions_and_responses(tab, page, recorde
     ]
 
   go(tab, page, 'page=responses')
-  note = tab.locator('main .quiet', has_text='have their text in this file').inner_text()
-  assert note.startswith(f'{len(texts)} of the {len(responses)} responses')
+  note = tab.locator('main .quiet', has_text='This file contains the texts of').inner_text()
+  assert f'the texts of {len(texts)} of the {len(responses)} responses' in note
   before = tab.evaluate('history.length')
   in_response = next(text for text in texts.values() if len(text.strip()) > 8).strip()[:4]
   for words in (asked[questions[0]['question']], in_response):
     found = mention(words.lower())
     assert 0 < len(found) < len(responses)
     tab.locator('[name=words]').fill('')
-    tab.locator('[name=words]').press_sequentially(words)  # and no Enter
+    tab.locator('[name=words]').press_sequentially(words)  # without pressing Enter
     counted(tab, len(found))
     assert tab.locator('[name=words]').input_value() == words
     assert tab.locator('main table mark').first.inner_text().lower() == words.lower()
@@ -520,7 +520,7 @@ def test_what_is_typed_is_searched_in_questions_and_responses(tab, page, recorde
 # ---- Nothing to show ----
 
 
-def test_a_step_without_responses_leads_to_the_nearest_that_has(tab, page):
+def test_a_step_without_responses_links_to_the_nearest_step_with_responses(tab, page):
   for step, why, nearest in ((0, 'before the first update', 1), (500, 'newest records', 32)):
     go(tab, page, f'page=responses&from={step}&to={step}')
     said = tab.locator('#count').inner_text()
@@ -529,9 +529,7 @@ def test_a_step_without_responses_leads_to_the_nearest_that_has(tab, page):
     counted(tab, tiny.QUESTIONS * tiny.ROLLOUTS)
 
 
-def test_where_steps_are_left_out_the_list_says_which(
-  tab, recorded, responses, tmp_path, monkeypatch
-):
+def test_the_list_says_which_steps_are_left_out(tab, recorded, responses, tmp_path, monkeypatch):
   monkeypatch.setattr(contents, '_RESPONSES', len(responses) // 3)
   monkeypatch.setattr(contents, '_TOKENS', 0)
   write_report([str(recorded.workdir)], tmp_path / 'page.html')

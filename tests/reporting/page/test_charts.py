@@ -1,4 +1,4 @@
-"""Numbers and panels as the page has them."""
+"""Numbers and panels for the page."""
 
 import math
 
@@ -10,7 +10,7 @@ from exgrpo_jax.reporting.page import charts
 from exgrpo_jax.reporting.page.charts import Line
 
 
-def test_numbers_keep_six_digits_and_what_is_not_finite_is_null():
+def test_numbers_keep_six_digits_and_non_finite_values_are_null():
   values = [0.0, 3.0, -2.5, 0.1 + 0.2, 1234567.8, 1e-9, np.nan, np.inf, -np.inf]
   assert charts.numbers(values) == [0, 3, -2.5, 0.3, 1234570.0, 1e-9, None, None, None]
   assert all(isinstance(value, int) for value in charts.numbers(np.array([2.0, -7.0])))
@@ -20,7 +20,7 @@ def test_lines_of_a_panel_are_smoothed_alike_however_long_they_are():
   values = np.array([1.0, 4.0] * 40)
   lines = [Line(str(count), range(count), values[:count]) for count in (80, 24, 3, 1)]
   long, short, three, one = (line['smooth'] for line in charts.lines('Reward', '', lines)['lines'])
-  assert short[:22] == long[:22]  # the means of two neighbours to either side
+  assert short[:22] == long[:22]  # means over two neighbors on either side
   assert (short[23], three, one) == (3, [2, 2, 2], [1])
   for alone in (charts.lines('', '', lines[1:]), charts.lines('', '', lines, smooth=False)):
     assert not any('smooth' in line for line in alone['lines'])
@@ -39,7 +39,7 @@ def test_a_real_run_has_all_panels(recorded):
   parts = charts.overview(metrics.read(recorded.workdir), replays=True)
   assert {part: [panel['title'] for panel in made] for part, made in parts.items()} == {
     'score': ['Evaluation: pass@1, 95% interval', 'Reward', 'Pass rate'],
-    'signal': ['Groups that teach nothing', 'Clipped tokens', 'Learning rate'],
+    'signal': ['Groups without a learning signal', 'Clipped tokens', 'Learning rate'],
     'training': [
       *('Gradient norm', 'Entropy', 'Response length', 'Truncated responses', 'Outcomes'),
       'Step time by phase',
@@ -57,7 +57,7 @@ def test_panels_without_data_are_left_out():
 
 
 @pytest.mark.parametrize('name', ['buffer/questions', 'optimizer/skipped'])
-def test_counts_of_what_never_happened_have_no_panel(name):
+def test_counts_that_are_always_0_have_no_panel(name):
   never = [{'step': step, 'reward': 0.0, name: 0} for step in range(1, 4)]
   assert list(panels_of(never)) == ['Reward']
   assert len(panels_of([*never, {'step': 4, name: 1}])) == 2
@@ -89,7 +89,7 @@ def test_a_logarithmic_panel_leaves_out_values_that_are_not_positive_and_finite(
   assert panel['log'] and panel['lines'][0]['steps'] == [0, 4]
 
 
-def test_outcomes_are_the_shares_of_those_that_occur():
+def test_only_outcomes_that_occur_are_stacked():
   names = [f'grading/{outcome.replace(" ", "_")}' for outcome in charts.OUTCOMES]
   run = [
     {'step': step} | dict.fromkeys(names, 0) | {names[0]: step / 4, names[2]: 1 - step / 4}
@@ -101,7 +101,7 @@ def test_outcomes_are_the_shares_of_those_that_occur():
   ]
 
 
-def test_buckets_are_a_row_each_over_the_steps():
+def test_each_bucket_has_a_row_over_the_steps():
   run = [
     {'step': step, 'buffer/bucket_0': 0, 'buffer/bucket_1': step, 'buffer/bucket_2': 1}
     for step in range(1, 4)

@@ -24,7 +24,7 @@ def group(*runs, label='label'):
 
 
 def benchmark(rights_by_step):
-  """The evaluations of a run as the page has them: which question was right at which step."""
+  """A run's evaluations for the page: the correct questions at each step."""
   evaluations = [
     {'step': step, 'made': '', 'correct': list(rights), 'samples': 1, 'responses': {}}
     for step, rights in rights_by_step.items()
@@ -41,7 +41,7 @@ def described(*runs, rights):
   return comparison.describe([group(run) for run in runs], benchmarks)
 
 
-# ---- Where runs are compared ----
+# ---- The step at which runs are compared ----
 
 
 def test_runs_of_different_lengths_are_compared_at_their_last_common_evaluation():
@@ -85,7 +85,7 @@ def test_runs_without_a_common_evaluation_after_step_0_are_not_compared(steps, s
   assert [row['common'] for row in found['scores']] == [None, None]
 
 
-def test_seeds_are_paired_at_the_last_step_that_all_of_them_have():
+def test_seeds_are_paired_at_their_last_common_step():
   groups = [
     group(
       *(
@@ -107,7 +107,7 @@ def test_seeds_are_paired_at_the_last_step_that_all_of_them_have():
 # ---- Names of runs ----
 
 
-def test_runs_are_called_by_their_folders():
+def test_runs_are_named_after_their_folders():
   assert comparison.run_names(['/runs/chains', '/runs/grpo']) == ['chains', 'grpo']
   same = ['first/chains', 'second/chains']
   assert comparison.run_names(['/first/chains', '/second/chains']) == same
@@ -117,7 +117,7 @@ def test_runs_are_called_by_their_folders():
 # ---- Curves ----
 
 
-def test_a_run_has_its_colour_in_every_chart_and_no_line_of_zeros_for_replay_it_has_not():
+def test_a_run_keeps_its_color_and_grpo_has_no_replay_curves():
   plain, replaying = (
     recorded(f'/runs/{ratio}', {}, **{'replay.ratio': ratio}) for ratio in (0.0, 0.5)
   )
@@ -156,7 +156,7 @@ def test_rows_belong_together_if_question_and_answer_are_the_same(tmp_path, aske
   assert len({key for _, key in shares[0]}) == questions
 
 
-def test_results_of_other_questions_are_shown_apart(tmp_path):
+def test_results_for_different_questions_are_shown_separately(tmp_path):
   """A resumed run may have other data, and so may a manual evaluation."""
   old, new, manual = ([(f'{kind} question', '1')] for kind in ('old', 'new', 'manual'))
   made = 'x_temperature_0.6_samples_1_noon.jsonl'

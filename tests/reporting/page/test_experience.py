@@ -1,4 +1,4 @@
-"""The page's description of a run's experience, counted again from the records."""
+"""The page's description of a run's experience, recounted from the records."""
 
 import collections
 import dataclasses
@@ -30,7 +30,7 @@ def panels(run):
   return {panel['title']: panel for panel in experience.describe(run)['panels']}
 
 
-def test_flows_of_the_buffer_are_those_of_the_records(run, panels):
+def test_flows_of_the_buffer_match_the_records(run, panels):
   flows = collections.defaultdict(collections.Counter)
   for row in run.questions.to_pylist():
     before, after = row['bucket_before'], row['bucket_after']
@@ -45,7 +45,7 @@ def test_flows_of_the_buffer_are_those_of_the_records(run, panels):
     assert sum(line['values']) > 0
 
 
-def test_ratios_and_sample_sizes_by_age_are_those_of_the_records(run, panels):
+def test_ratios_and_sample_sizes_by_age_match_the_records(run, panels):
   sums = collections.defaultdict(lambda: np.zeros(3))  # of tokens, ratios and their squares
   for row in run.responses.to_pylist():
     if row['is_replay']:
@@ -86,7 +86,7 @@ def test_each_visit_has_its_own_responses(run):
   assert sum(described['replayed']) == len(replays) > 9
 
 
-def test_of_too_many_responses_whole_steps_are_left_out(run):
+def test_whole_steps_are_left_out_if_there_are_too_many_responses(run):
   total = run.responses.num_rows
   columns = experience.describe_visits(run, total // 3)
   assert columns['every'] == 3  # 11 of 32 steps
@@ -100,14 +100,14 @@ def test_of_too_many_responses_whole_steps_are_left_out(run):
   assert len(columns['visits']['step']) == run.questions.num_rows  # of all steps
 
 
-def test_groups_that_are_there_token_by_token_keep_their_responses(run):
+def test_groups_shown_token_by_token_keep_their_responses(run):
   columns = experience.describe_visits(run, run.responses.num_rows // 3, {Group(2, 1)})
   described = columns['visits']
   kept = [s for s, first in zip(described['step'], described['first']) if first >= 0 and s < 4]
   assert kept == [1] * tiny.QUESTIONS + [2]
 
 
-def test_questions_are_cut_short_where_all_of_them_are_too_long(run, monkeypatch):
+def test_questions_are_shortened_if_they_are_too_long_in_total(run, monkeypatch):
   whole = dict(zip(*(run.questions[name].to_pylist() for name in ('question', 'text'))))
   described = experience.describe_visits(run, 10**6)['questions']
   assert dict(zip(described['row'], described['text'])) == whole and described['cut'] == 0
@@ -150,7 +150,7 @@ def test_a_replayed_question_without_a_visit_is_left_out(run):
 FULL = 8  # a step after which the recorded run's buffer has questions
 
 
-def test_whole_stories_of_the_most_visited_questions_are_chosen():
+def test_the_most_visited_questions_are_chosen_with_all_their_groups():
   sizes = {
     Group(1, 0): Size(question=7, tokens=40),
     Group(1, 1): Size(question=8, tokens=50),
@@ -159,11 +159,14 @@ def test_whole_stories_of_the_most_visited_questions_are_chosen():
   }
   # 8 no longer fits, and 9 does.
   assert experience.choose(sizes, 100) == {Group(1, 0), Group(2, 0), Group(3, 0)}
-  assert experience.choose(sizes, 79) == {Group(1, 1), Group(3, 0)}  # half of a story is none
+  assert experience.choose(sizes, 79) == {
+    Group(1, 1),
+    Group(3, 0),
+  }  # never only some of a question's groups
   assert experience.choose(sizes, 10) == set()
 
 
-def test_stored_successes_are_those_of_the_newest_checkpoint(recorded, monkeypatch):
+def test_stored_successes_come_from_the_newest_checkpoint(recorded, monkeypatch):
   workdir, newest = str(recorded.workdir), FULL
   monkeypatch.setattr(checkpoint, 'steps', lambda _: [4, FULL])
   whole = buffer_files.read(checkpoint.buffer_folder(workdir, newest)).entries
@@ -180,7 +183,7 @@ def test_stored_successes_are_those_of_the_newest_checkpoint(recorded, monkeypat
   assert experience.read_stored(workdir, rows, of_first - 1) == {}
 
 
-def test_an_older_checkpoint_is_read_where_the_newest_is_gone(recorded, monkeypatch):
+def test_an_older_checkpoint_is_read_if_the_newest_is_gone(recorded, monkeypatch):
   monkeypatch.setattr(checkpoint, 'steps', lambda _: [FULL, 10**6])
   assert experience.read_stored(str(recorded.workdir), range(100), 10**9)
   monkeypatch.setattr(checkpoint, 'steps', lambda _: [10**6])

@@ -13,7 +13,7 @@ from exgrpo_jax.reporting.runs import Recorded
 from tests.reporting.page.test_comparison import SCORE, benchmark
 
 BEGUN = datetime.datetime(2026, 11, 28, 12, tzinfo=datetime.UTC)
-COMMAND = 'exgrpo train --config=chains --workdir=chains'  # of a shell in some folder
+COMMAND = 'exgrpo train --config=chains --workdir=chains'  # typed in some folder
 
 
 def copied(workdir):
@@ -41,16 +41,16 @@ def test_a_start_that_had_no_step_left_is_not_listed(tmp_path):
   assert [shown['first_step'] for shown in found['starts']] == [0, 31]
 
 
-def test_the_time_is_that_from_each_start_to_its_last_record(tmp_path):
+def test_the_time_runs_from_each_start_to_its_last_record(tmp_path):
   minutes = {0: 1, 30: 4, 31: 11, 60: 14}  # 4 from the first start, 4 from the second
   records = [
     {'step': step, 'timestamp': BEGUN.timestamp() + 60 * minute, 'time/step': 90.0}
     for step, minute in minutes.items()
   ]
   found = dict(described(tmp_path, records, [start(0), start(31, 10)])['facts'])
-  assert found['took'] == '0:08:00, 0:06:00 of it in steps'
+  assert found['duration'] == '0:08:00, 0:06:00 of it in steps'
   found = dict(described(tmp_path, records)['facts'])
-  assert found['took'] == '0:06:00 in steps'
+  assert found['duration'] == '0:06:00 in steps'
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_the_time_is_that_from_each_start_to_its_last_record(tmp_path):
     ),
   ],
 )
-def test_a_change_has_its_interval_and_leads_to_an_advice(tmp_path, rights, sign, advice):
+def test_a_change_has_an_interval_and_leads_to_advice(tmp_path, rights, sign, advice):
   by_step = {step: [1] * count + [0] * (20 - count) for step, count in rights.items()}
   records = [{'step': step, SCORE: count / 20} for step, count in rights.items()]
   found = described(tmp_path, records, [start(0)], benchmark(by_step))
@@ -100,7 +100,7 @@ def test_a_run_that_stopped_early_is_not_advised_to_train_longer(tmp_path):
 
 
 @pytest.mark.parametrize(('step', 'left'), [(12, '48 steps are'), (59, '1 step is')])
-def test_a_run_that_is_not_finished_is_told_how_it_goes_on(tmp_path, step, left):
+def test_an_unfinished_run_shows_how_to_resume_it(tmp_path, step, left):
   found = described(tmp_path, [{'step': 0}, {'step': step}], [start(0)])
   assert found['next'] == [
     [f'{left} left. If the run has stopped, resume it with:', copied(tmp_path)]
@@ -111,7 +111,7 @@ def test_a_run_that_is_not_finished_is_told_how_it_goes_on(tmp_path, step, left)
   ('record', 'commands'),
   [({'step': 0, SCORE: 0.5}, []), ({'step': 9}, ['export']), ({'step': 9, SCORE: 0.5}, None)],
 )
-def test_a_finished_run_is_advised_only_what_it_can_do(tmp_path, monkeypatch, record, commands):
+def test_a_finished_run_suggests_only_possible_commands(tmp_path, monkeypatch, record, commands):
   monkeypatch.setattr(messages.importlib.util, 'find_spec', lambda _: None)  # no TensorBoard
   monkeypatch.setattr(messages.shutil, 'which', lambda _: None)
   found = described(tmp_path, [record], num_steps=record['step'])
@@ -119,7 +119,7 @@ def test_a_finished_run_is_advised_only_what_it_can_do(tmp_path, monkeypatch, re
   assert names == (['evaluate', 'export'] if commands is None else commands)
 
 
-def test_warnings_have_the_step_that_they_name_or_that_was_going_on(tmp_path):
+def test_warnings_have_the_step_that_they_name_or_the_current_step(tmp_path):
   lines = """
 ---- 2026-11-23  exgrpo train
 WARNING: before the first step

@@ -18,7 +18,7 @@ function lineColor(index) {
   return color(`line-${index % PALETTE}`);
 }
 
-// The lines that share a color have different dashes.
+// Lines that share a color have different dashes.
 function lineDash(index) {
   return DASHES[(index + Math.floor(index / PALETTE)) % DASHES.length];
 }
@@ -101,7 +101,7 @@ function draw(area, panel, made, marks, show, extent) {
   if (at >= 0) queueMicrotask(() => point(area, at)); // after uPlot has set its scales
 }
 
-let pointed = {}; // the step under the pointer by chart, when an update replaced the charts
+let pointed = {}; // chart title -> the step under the pointer before an update
 
 function rememberPointed() {
   const all = [...charts].filter(({ cursor }) => cursor.left >= 0);

@@ -10,7 +10,7 @@ async function evaluationPage(run) {
     evaluation.panels.length > 0 && grid(evaluation.panels),
     benchmarks.length
       ? section('Gained and lost', between(benchmarks))
-      : quiet('No evaluation recorded results for each question.'),
+      : quiet('No evaluation with results for each question was recorded.'),
   ];
 }
 

@@ -1,7 +1,7 @@
 // The kinds of panels. Each function returns data, series and scales for uPlot, the legend for a
 // step, and the columns of the table of values.
 
-const FEW = 40; // fewer steps than this are drawn with points, or with edges between areas
+const FEW = 40; // with fewer steps, lines have points and areas have edges
 
 // ---- Lines ----
 

@@ -3,7 +3,7 @@
 
 const ROWS = 50; // rows per page of the table
 const EXCERPT = 160; // characters per text in the table
-const BEFORE = 40; // characters shown before the searched words
+const BEFORE = 40; // characters shown before the words found
 const KINDS = { fresh: '●\u00a0fresh', replayed: '↻\u00a0replayed' };
 
 async function responsesPage(run) {
@@ -16,7 +16,7 @@ async function responsesPage(run) {
   const update = async () => {
     const own = ++turn;
     await readTexts(run, rows);
-    if (own !== turn) return; // more was typed meanwhile
+    if (own !== turn) return; // the filters have changed meanwhile
     const found = chosen(rows);
     count.replaceChildren(...(found.length ? summary(rows, found) : nothingFound(rows)));
     list.replaceChildren(...[whatIsHere(rows), ...listed(rows, found)].filter(Boolean));
@@ -54,10 +54,10 @@ function whatIsHere(rows) {
     rows.every > 1 &&
       `This file contains the responses of one step in ${rows.every}, plus the groups shown token by token. A served page (--serve) contains all responses.`,
     count < all &&
-      `${number(count)} of the ${plural(all, 'response')} have their text in this file: as many groups recorded token by token (config.metrics.recorded_groups) as fit.`,
+      `This file contains the texts of ${number(count)} of the ${plural(all, 'response')}: as many groups recorded token by token (config.metrics.recorded_groups) as fit.`,
     count < all &&
       (page.texts
-        ? 'For a single step, everything recorded is loaded.'
+        ? 'If you choose a single step, the page loads all of its recorded texts.'
         : 'With --texts=all, the page includes every recorded text.'),
     cut > 0 &&
       `For ${number(cut)} of the ${plural(rows.questions.row.length, 'question')}, this file contains only the beginning of the text.`,
@@ -158,7 +158,7 @@ function outcomeOf(rows, i) {
 }
 
 function cutMark(rows, i) {
-  return rows.responses.truncated[i] ? ' (cut at the limit)' : '';
+  return rows.responses.truncated[i] ? ' (truncated)' : '';
 }
 
 function answerOf(rows, i) {

@@ -32,7 +32,7 @@ async function solutions(run, rows, row, visits, recordings, replays) {
 // Show the changes from the first solution to the latest; `solved` is sorted by step.
 function firstAndLatest(solved) {
   const [first, last] = [solved[0], solved.at(-1)];
-  if (!solved.length) return quiet('This file contains no text of a solution.');
+  if (!solved.length) return quiet('This file contains no solution text.');
   const [from, to] = [first.step, last.step];
   if (from === to) return quiet(`All solutions with text in this file are from step ${from}.`);
   if (isSame(first, last))

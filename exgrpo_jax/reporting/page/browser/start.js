@@ -85,13 +85,14 @@ async function show(isUpdate = false) {
   main.dataset.ready = turn;
 }
 
-// Remember what has the focus and, for an update, how far everything is scrolled. The function that
-// is returned restores it in the new content.
+// Remember the focus and, for an update, all scroll positions. The returned function restores them
+// in the new content.
 function bookmark(isUpdate) {
   const label = (one) =>
     one.id || one.name || one.ariaLabel || one.getAttribute('href') || one.textContent;
   const isShown = (one) => !one.closest('details:not([open]) > :not(summary)');
-  // An element of the new content is the same if it has the same label and place among those.
+  // An old and a new element match if they have the same label and the same place among elements
+  // with this label.
   const finder = (old) => {
     const all = () => [...document.querySelectorAll(old.tagName)].filter(isShown);
     const alike = () => all().filter((one) => label(one) === label(old));
@@ -113,7 +114,7 @@ function bookmark(isUpdate) {
     if (scrollLeft || scrollTop)
       steps.push(() => Object.assign(again() ?? {}, { scrollLeft, scrollTop }));
   }
-  // What is above may grow, so the first title in the window stays where it is.
+  // Content above the window may grow, so keep the first visible title where it is.
   const top = (one) => one.getBoundingClientRect().top;
   const first =
     isUpdate && [...main.querySelectorAll('h2, h3, summary')].find((one) => top(one) >= 0);
@@ -145,9 +146,9 @@ async function follow() {
   }
 }
 
-let newer = null; // data that is newer than what is shown
+let newer = null; // data newer than the page shows
 
-// Show what the runs are doing, and read newer data if there are any.
+// Show what the runs are doing, and read newer data if there is any.
 async function askForNews() {
   try {
     const have = encodeURIComponent((newer ?? page).version);
@@ -166,7 +167,7 @@ function update() {
   return show(true);
 }
 
-// Change the line about the runs only if its words change, because screen readers announce it.
+// Replace the line about the runs only if its text changes, because screen readers announce it.
 function say(all) {
   const lines = h('p', ...all.map(([kind, text]) => h(`span.${kind}`, text)));
   if (lines.innerHTML !== states.innerHTML) states.replaceChildren(...lines.children);

@@ -22,14 +22,14 @@ async function load(name) {
   }
 }
 
-// Show newer data. Of the other parts, only those that have changed will be read again.
+// Show newer data. The other parts will be read again only if they have changed.
 function adopt(newer) {
   for (const name of Object.keys(parts))
     if (!newer.parts[name] || newer.parts[name] !== page.parts[name]) delete parts[name];
   page = newer;
 }
 
-// What the reader opened and chose besides the URL's choices, so that it outlasts an update.
+// What the reader opened and chose, except for the choices in the URL. It survives updates.
 const kept = new Map();
 
 function keyInView(key) {

@@ -7,7 +7,7 @@ function levelOf(value, limits) {
   return limits.filter((limit) => value >= limit).length;
 }
 
-// The meanings that token colors can have; `of` names the values that a response needs for one.
+// What token colors can mean; `of` names the values that a response must have for this meaning.
 const MEANINGS = {
   entropy: {
     title: 'entropy',
@@ -16,7 +16,7 @@ const MEANINGS = {
     legend: () => natsLegend('Entropy in nats: '),
   },
   ratio: {
-    title: 'log-ratio of now to then',
+    title: 'log importance ratio',
     of: 'past',
     level: (response, index) => {
       const ratio = logRatio(response, index);
@@ -25,7 +25,7 @@ const MEANINGS = {
     legend: () =>
       h(
         'p.legend',
-        'log(π now / π then): ',
+        'log(π now / π past): ',
         RATIOS.map((limit, at) => h(`span.token.ratio-down-${at + 1}`, `≤ −${limit}`)).reverse(),
         h('span.token', 'about 0'),
         RATIOS.map((limit, at) => h(`span.token.ratio-up-${at + 1}`, `≥ ${limit}`)),
@@ -50,7 +50,7 @@ function logRatio(response, index) {
   return (response.logp[index] ?? 0) - (response.past[index] ?? 0);
 }
 
-// For each token of an episode: its turn, and whether the policy or the environment wrote it.
+// For each token of an episode: its turn, and whether it comes from the policy.
 function turnsOf(response) {
   return (response.turns || []).flatMap(([written, observed, reward], turn) =>
     Array.from({ length: written + observed }, (_, index) => ({
@@ -119,7 +119,8 @@ function describeToken(response, index, isOwn) {
     ? [
         entropy && `entropy ${number(entropy[index])}`,
         logp && `log-probability ${number(logp[index])}`,
-        past && `then ${number(past[index])}, log-ratio ${signed(logRatio(response, index))}`,
+        past && `past log-probability ${number(past[index])}`,
+        past && `log importance ratio ${signed(logRatio(response, index))}`,
       ]
     : ['written by the environment'];
   return [place, ...values].filter(Boolean).join(' · ');
