@@ -299,8 +299,7 @@ class Writer:
     if known != list(range(1, first_step)):
       hosts.warn(
         f'{path}: the file must have one record for each of the steps 1 to {first_step - 1}, but '
-        'some are missing or repeated. The run continues with the existing records. To keep the '
-        'others, stop the run and restore the file from a backup.'
+        'some are missing or repeated. To complete it, stop the run and restore it from a backup.'
       )
     _write(path, records)
     self._file = path.open('a', encoding='utf-8')

@@ -145,16 +145,12 @@ def path_of(workdir: str | os.PathLike, name: str, first_step: int) -> pathlib.P
   return pathlib.Path(workdir) / FOLDER / f'{name}_{first_step:06d}.parquet'
 
 
-def read_file(
-  path: pathlib.Path, name: str, columns: Sequence[str] | None = None
-) -> pa.Table:
+def read_file(path: pathlib.Path, name: str, columns: Sequence[str] | None = None) -> pa.Table:
   """Read one file of the table `name`; columns missing in an older file are null.
 
   Reads only `columns` if they are given. Raises InputError if the file cannot be read.
   """
-  schema = SCHEMAS[name]
-  if columns is not None:
-    schema = pa.schema([schema.field(column) for column in columns])
+  schema = pa.schema([SCHEMAS[name].field(column) for column in columns or SCHEMAS[name].names])
   try:
     table = parquet.ParquetFile(path).read(columns)
     for place, field in enumerate(schema):
@@ -272,11 +268,7 @@ def _drop(workdir: pathlib.Path, first_step: int) -> None:
   for name in SCHEMAS:
     for path in files(workdir, name):
       # Read the steps first, because reading all columns of a long run's records is slow.
-      if compute.max(read_file(path, name, ['step'])['step']).as_py() < first_step:
-        continue
-      table = read_file(path, name)
-      kept = table.filter(compute.field('step') < first_step)
-      if kept.num_rows:
-        write_file(path, kept)
-      else:
-        path.unlink()
+      newest = compute.max(read_file(path, name, ['step'])['step']).as_py()
+      if newest is None or newest >= first_step:
+        kept = read_file(path, name).filter(compute.field('step') < first_step)
+        write_file(path, kept) if kept.num_rows else path.unlink()

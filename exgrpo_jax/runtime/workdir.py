@@ -204,8 +204,8 @@ def check_workdir(values: ConfigDict, workdir: str) -> None:
       print(f'{workdir}: resuming with changed settings: {"; ".join(allowed)}', flush=True)
   elif not os.path.exists(os.path.join(workdir, 'config.json')) and _has_checkpoints(workdir):
     raise InputError(
-      f'--workdir={workdir}: the folder contains checkpoints but no config.json, so their config is '
-      "unknown. Copy the run's config.json to this folder, or choose another --workdir."
+      f'--workdir={workdir}: the folder contains checkpoints but no config.json, so their config '
+      "is unknown. Copy the run's config.json to this folder, or choose another --workdir."
     )
 
 
