@@ -5,6 +5,7 @@ import dataclasses
 import importlib
 import json
 import math
+import operator
 import os
 import pathlib
 import re
@@ -66,7 +67,7 @@ def read(workdir: str | os.PathLike, before: float = math.inf) -> list[dict[str,
       record = json.loads(line)
       step = {'step': record.pop('step')}
       values = {name: float(value) for name, value in record.items()}
-      is_before = step['step'] < before
+      is_before = operator.index(step['step']) < before
     except (ValueError, KeyError, TypeError, AttributeError) as error:
       raise InputError(
         f'{path}:{number}: {line[:80]!r} is not a metrics record ({error}). Delete the line to '
@@ -112,8 +113,6 @@ def _write(path: pathlib.Path, records: Iterable[Mapping[str, Any]]) -> None:
     unfinished.open('w', encoding='utf-8', errors='backslashreplace') as file,
   ):
     file.writelines(map(json_line, records))
-    file.flush()
-    os.fsync(file.fileno())
 
 
 # ---- Weights & Biases ----
@@ -295,7 +294,14 @@ class Writer:
       _start_wandb(wandb_project, workdir, first_step, settings or {}) if wandb_project else None
     )
     path = workdir / FILE
-    _write(path, read(workdir, first_step))
+    records = read(workdir, first_step)
+    known = sorted(record['step'] for record in records if record['step'])
+    if known != list(range(1, first_step)):
+      hosts.warn(
+        f'{path}: the file must have one record for each of the steps 1 to {first_step - 1}, but '
+        'some are missing or repeated. To complete it, stop the run and restore it from a backup.'
+      )
+    _write(path, records)
     self._file = path.open('a', encoding='utf-8')
     # With purge_step, TensorBoard hides steps from `first_step` on in earlier files.
     folder = f'{_PREFIX}{workdir / "tensorboard"}'
@@ -331,6 +337,11 @@ class Writer:
         self._board.add_text(f'completions/{kind}_{number}', markdown(row), step)
     if self._wandb:
       self._wandb.log(stamped, step=step)
+
+  def flush(self) -> None:
+    """Wait until metrics.jsonl is on disk, where it outlives a power cut."""
+    if self._writes:
+      os.fsync(self._file.fileno())
 
   def close(self, failed: bool = False) -> None:
     """Close the files and finish the wandb run; `failed` marks it as failed."""

@@ -145,14 +145,14 @@ def path_of(workdir: str | os.PathLike, name: str, first_step: int) -> pathlib.P
   return pathlib.Path(workdir) / FOLDER / f'{name}_{first_step:06d}.parquet'
 
 
-def read_file(path: pathlib.Path, name: str) -> pa.Table:
+def read_file(path: pathlib.Path, name: str, columns: Sequence[str] | None = None) -> pa.Table:
   """Read one file of the table `name`; columns missing in an older file are null.
 
-  Raises InputError if the file cannot be read.
+  Reads only `columns` if they are given. Raises InputError if the file cannot be read.
   """
-  schema = SCHEMAS[name]
+  schema = pa.schema([SCHEMAS[name].field(column) for column in columns or SCHEMAS[name].names])
   try:
-    table = parquet.read_table(path)
+    table = parquet.ParquetFile(path).read(columns)
     for place, field in enumerate(schema):
       if field.nullable and field.name not in table.column_names:
         nulls = pa.nulls(table.num_rows, field.type)
@@ -169,8 +169,6 @@ def write_file(path: pathlib.Path, table: pa.Table) -> None:
   """Write a table atomically, so that a kill never leaves a partial file."""
   with replacing(path) as unfinished, unfinished.open('wb') as file:
     parquet.write_table(table, file, compression='zstd')
-    file.flush()
-    os.fsync(file.fileno())
 
 
 # ---- The writer ----
@@ -269,9 +267,8 @@ def _drop(workdir: pathlib.Path, first_step: int) -> None:
     path.unlink()
   for name in SCHEMAS:
     for path in files(workdir, name):
-      table = read_file(path, name)
-      kept = table.filter(compute.field('step') < first_step)
-      if not kept.num_rows:
-        path.unlink()
-      elif kept.num_rows < table.num_rows:
-        write_file(path, kept)
+      # Read the steps first, because reading all columns of a long run's records is slow.
+      newest = compute.max(read_file(path, name, ['step'])['step']).as_py()
+      if newest is None or newest >= first_step:
+        kept = read_file(path, name).filter(compute.field('step') < first_step)
+        write_file(path, kept) if kept.num_rows else path.unlink()

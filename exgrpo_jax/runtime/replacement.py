@@ -45,6 +45,8 @@ def replacing(path: epath.PathLike, shared: bool = False) -> Iterator[pathlib.Pa
           raise
       _remove(old)
     elif unfinished.exists():
+      with unfinished.open('rb') as file:
+        os.fsync(file.fileno())  # otherwise a power cut may leave an empty file
       os.replace(unfinished, target)
   finally:
     _remove(unfinished)

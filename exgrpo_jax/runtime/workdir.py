@@ -74,7 +74,7 @@ def _take(file: BinaryIO, refusal: str) -> None:
   is_waiting = False
   while not _lock(file):
     file.seek(0)
-    machine, _, owner = file.read().decode().partition(' ')
+    machine, _, owner = file.read().decode(errors='replace').partition(' ')
     taken = f'The lock was taken by {owner or "another process just now"}'
     if machine in ('', _machine()) or time.monotonic() >= deadline:
       raise InputError(f'{refusal} {taken}.')
@@ -201,6 +201,11 @@ def check_workdir(values: ConfigDict, workdir: str) -> None:
       )
     if allowed:
       print(f'{workdir}: resuming with changed settings: {"; ".join(allowed)}', flush=True)
+  elif not os.path.exists(os.path.join(workdir, 'config.json')) and _has_checkpoints(workdir):
+    raise InputError(
+      f'--workdir={workdir}: the folder contains checkpoints but no config.json, so their config '
+      "is unknown. Copy the run's config.json to this folder, or choose another --workdir."
+    )
 
 
 def check_policy(values: ConfigDict, workdir: str, sections: Collection[str]) -> None:
@@ -249,17 +254,19 @@ def has_begun(workdir: str) -> bool:
   folder = pathlib.Path(workdir)
   if not (folder / 'config.json').exists():
     return False
-  checkpoints = folder / 'checkpoints'
-  if (folder / 'export').exists() or (
-    checkpoints.exists() and any(path.name.isdigit() for path in checkpoints.iterdir())
-  ):
+  if (folder / 'export').exists() or _has_checkpoints(workdir):
     return True
   metrics = folder / 'metrics.jsonl'
   # Step 0 is the evaluation before the first step. Damaged lines count as steps, to be safe.
   return metrics.exists() and any(
     line.strip() and not re.search(r'"step": 0\b', line)
-    for line in metrics.read_text().splitlines()
+    for line in metrics.read_text('utf-8', errors='replace').splitlines()
   )
+
+
+def _has_checkpoints(workdir: str) -> bool:
+  folder = pathlib.Path(workdir, 'checkpoints')
+  return folder.exists() and any(path.name.isdigit() for path in folder.iterdir())
 
 
 def release_workdir(values: ConfigDict, workdir: str) -> None:
@@ -384,7 +391,8 @@ def read_config(workdir: str) -> dict[str, Any]:
   values.setdefault('num_epochs', 0.0)
   # Earlier versions accepted these combinations, in which a setting has no effect or does harm.
   environment, objective, optimizer = (
-    values.get(section) or {} for section in ('environment', 'objective', 'optimizer')
+    value if isinstance(value := values.get(section), dict) else {}
+    for section in ('environment', 'objective', 'optimizer')
   )
   is_uncorrected = objective.get('importance_correction') is False
   limits_kl = optimizer.get('max_kl', math.inf) < math.inf
@@ -394,7 +402,7 @@ def read_config(workdir: str) -> dict[str, Any]:
     (is_uncorrected, 'objective', 'm2po_threshold', math.inf),
     (limits_kl, 'microbatch', 'drop_zero_advantage', False),
   ):
-    if is_so and section in values:
+    if is_so and isinstance(values.get(section), dict):
       values[section][name] = value
   return values
 

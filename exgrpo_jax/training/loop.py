@@ -273,4 +273,5 @@ def _write(run: Run, snapshot: Snapshot) -> None:
   """Start writing a checkpoint. Raises InputError if the policy's probabilities aren't finite."""
   check_policy(run, snapshot)
   run.records.flush()  # so that a resumed run has the rows of all earlier steps
+  run.writer.flush()
   checkpoint.save(run.checkpoints, snapshot, run.base_sums)

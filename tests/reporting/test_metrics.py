@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import struct
 import sys
 import types
@@ -60,7 +61,16 @@ def test_an_incomplete_last_line_is_dropped(tmp_path):
 
 
 @pytest.mark.parametrize(
-  'line', [b'{"reward": 1.0}', b'oops', b'[1]', b'{"step": 1, "reward": "x"}', b'\xff']
+  'line',
+  [
+    b'{"reward": 1.0}',
+    b'oops',
+    b'[1]',
+    b'{"step": 1, "reward": "x"}',
+    b'{"step": NaN}',
+    b'{"step": 1.5}',
+    b'\xff',
+  ],
 )
 def test_a_damaged_record_is_named(tmp_path, line):
   write_steps(tmp_path, 0, [0], 0.0)
@@ -68,6 +78,29 @@ def test_a_damaged_record_is_named(tmp_path, line):
     file.write(line + b'\n')
   with pytest.raises(InputError, match=r'metrics\.jsonl:2: .* is not a metrics record'):
     metrics.Writer(tmp_path, 0)
+
+
+@pytest.mark.parametrize('steps', [(0, 1, 3), (0, 1, 2), (0, 1, 2, 2, 3), ()])
+def test_a_resumed_run_warns_if_records_are_missing_or_repeated(tmp_path, steps, capsys):
+  write_steps(tmp_path, 0, range(5), 0.0)
+  write_steps(tmp_path, 4, [4], 0.0)
+  assert capsys.readouterr().err == ''
+  metrics.write_rows(tmp_path / metrics.FILE, [{'step': step, 'reward': 0.0} for step in steps])
+  write_steps(tmp_path, 4, [4], 0.0)
+  assert 'metrics.jsonl: the file must have one record for each of the steps 1 to 3, but' in (
+    capsys.readouterr().err
+  )
+  assert [record['step'] for record in metrics.read(tmp_path)] == [*steps, 4]
+
+
+def test_metrics_outlive_a_power_cut_once_they_are_flushed(tmp_path, monkeypatch):
+  synced = []
+  monkeypatch.setattr('os.fsync', lambda file: synced.append(os.readlink(f'/proc/self/fd/{file}')))
+  with metrics.Writer(tmp_path, 0) as writer:
+    writer.write(1, {'reward': 0.0})
+    synced.clear()
+    writer.flush()
+  assert str(tmp_path / metrics.FILE) in synced
 
 
 def test_a_kill_while_resuming_leaves_the_old_records(tmp_path, monkeypatch):

@@ -104,6 +104,22 @@ def test_a_resumed_run_drops_the_rows_of_steps_that_it_repeats(tmp_path, first, 
   assert steps(tmp_path) == {step: 0.5 * (step >= first) for step in range(1, 13)}
 
 
+def test_a_resumed_run_reads_only_the_steps_of_finished_files(tmp_path, monkeypatch):
+  """The token tables of a long run have gigabytes."""
+  write(tmp_path, 0, 8)
+  read, columns = step_records.read_file, []
+
+  def recorded(path, name, chosen=None):
+    columns.append(chosen)
+    return read(path, name, chosen)
+
+  monkeypatch.setattr(step_records, 'read_file', recorded)
+  write(tmp_path, 9, 8)
+  assert columns == [['step']] * 6
+  monkeypatch.undo()
+  assert list(steps(tmp_path)) == list(range(1, 9))
+
+
 @pytest.mark.full
 def test_flushed_rows_survive_a_kill(tmp_path):
   code = """

@@ -99,6 +99,21 @@ def test_the_workdir_of_another_config_is_rejected_with_the_differences(
   assert (folder / 'config.json').read_text() == before
 
 
+def test_checkpoints_without_their_config_are_refused(config, folder):
+  """Otherwise a run with any config would resume from them."""
+  check_workdir(config, str(folder))
+  (folder / 'checkpoints' / '4').mkdir(parents=True)
+  with pytest.raises(InputError, match=r'contains checkpoints but no config\.json'):
+    check_workdir(config, str(folder))
+
+
+def test_a_config_in_which_a_section_is_a_number_is_compared_all_the_same(config, folder):
+  values = config.to_dict() | {'optimizer': 3}
+  (folder / 'config.json').write_text(json.dumps(values))
+  with pytest.raises(InputError, match=r'config\.optimizer was 3 and is now \{'):
+    check_workdir(config, str(folder))
+
+
 def test_scores_on_other_questions_are_not_compared(config, folder):
   config = overridden(config, {'data.validation': ('a',), 'export.best': True})
   claim_workdir(config, str(folder))
