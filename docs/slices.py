@@ -215,7 +215,7 @@ def parted(topology: str) -> list[Row]:
 
 
 def parts_section(rows: Sequence[Row]) -> str:
-  """Return the section on a step's parts, with a column per slice; '' if no parts are known."""
+  """Return the section on a step's parts, with a column per slice, or '' if there are none."""
   known = {(row['slice'], row['part']): row for row in rows}
   slices = [name for name in PARTED_SLICES if (name, 'sum') in known]
   if not slices:
