@@ -66,7 +66,7 @@ class Section:
 
 
 def sections(cls: type, path: str = '') -> Iterator[Section]:
-  """Yield the section of `cls` and of every dataclass in it, in the order of the fields."""
+  """Yield the sections of `cls` and of every nested dataclass, in the order of the fields."""
   yield Section(path, cls)
   types = typing.get_type_hints(cls)
   for field in dataclasses.fields(cls):
@@ -84,7 +84,7 @@ def keys(cls: type = RunConfig) -> set[str]:
 
 
 def page(cls: type) -> str:
-  """Return the page of a whole configuration as Markdown."""
+  """Return the page for all settings of a config, as Markdown."""
   return '\n'.join([_HEAD, *(_section(section) for section in sections(cls))])
 
 
@@ -106,9 +106,9 @@ def _section(section: Section) -> str:
 
 
 def _introduction(cls: type) -> str:
-  """Return the first sentence of the docstring, if any, and a link to the file."""
+  """Return the first paragraph of the docstring, if any, and a link to the file."""
   doc = inspect.getdoc(cls) or ''
-  if doc.startswith(f'{cls.__name__}('):  # dataclass's default for a missing one
+  if doc.startswith(f'{cls.__name__}('):  # the default that dataclass adds
     doc = ''
   file = '/'.join(cls.__module__.split('.')) + '.py'
   link = f'Code: [{file}](../{file}).'
@@ -131,7 +131,7 @@ def _allowed(allowed: Any) -> str:
 
 
 def _escape(text: str) -> str:
-  """Escape text so that Markdown shows it literally, also in a table; `code` stays code."""
+  """Escape text so that Markdown shows it literally, even in a table. `code` stays code."""
   parts = re.split(r'(`[^`]*`)', text)
   return ''.join(
     part if part.startswith('`') else re.sub(r'([\\*_|\[\]])', r'\\\1', part).replace('<', '&lt;')

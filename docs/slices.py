@@ -36,7 +36,7 @@ BACKBONES = {
 SLICES = ('v5e:4x4', 'v5e:8x8', 'v6e:4x8', 'v5p:4x4x4')
 # The table of a step's parts is for the paper's main backbone, with partial rollouts.
 PARTED, PARTED_SLICES = 'qwen2_5_math_7b', ('v5e:8x8', 'v6e:8x8', 'v5p:4x4x4')
-# Replaces the config's number of slots where this number does not fit, or where more slots fit.
+# Overrides a config's number of slots if this number does not fit, or if more slots fit.
 SLOTS = {
   ('qwen2_5_math_1_5b', 'v5e:8x8'): 1024,
   ('qwen2_5_math_1_5b', 'v6e:4x8'): 1024,
@@ -175,7 +175,7 @@ PART_COLUMNS = ('slice', 'part', 'seconds')
 
 
 def examined(name: str, topology: str) -> Row:
-  """Compile all programs of a step and return their row of the table."""
+  """Compile all programs of a step and return their table row."""
   config = parse_config(config_files.load_config(name))
   slots = SLOTS.get((name, topology), config.rollout.slots)
   config = dataclasses.replace(config, rollout=dataclasses.replace(config.rollout, slots=slots))
@@ -201,7 +201,7 @@ def examined(name: str, topology: str) -> Row:
 
 
 def parted(topology: str) -> list[Row]:
-  """Compile a step of `PARTED` with partial rollouts; return its parts and their sum."""
+  """Compile a step of `PARTED` with partial rollouts. Return its parts and their sum."""
   config = parse_config(config_files.load_config(PARTED))
   config = dataclasses.replace(config, rollout=dataclasses.replace(config.rollout, partial=True))
   speed = examination.examine(config, topology, '', step.EVALUATED).speed
@@ -253,7 +253,7 @@ def page(rows: Sequence[Row], parts: Sequence[Row] = ()) -> str:
 
 
 def read(path: pathlib.Path | None = None) -> list[Row]:
-  """Return the rows saved in `path`, by default FILE; [] if the file does not exist."""
+  """Return the rows saved in `path` (by default FILE), or [] if the file does not exist."""
   path = path or FILE
   if not path.exists():
     return []
@@ -272,7 +272,7 @@ def write(rows: Sequence[Row], parts: Sequence[Row] = ()) -> None:
 
 
 def main(topologies: Sequence[str]) -> None:
-  """Update the rows of these slices, by default all; ['parts'] updates the parts of a step."""
+  """Update the rows of these slices (by default all), or with ['parts'] a step's parts."""
   rows = {(row['config'], row['slice']): row for row in read()}
   parts = {(row['slice'], row['part']): row for row in read(PARTS_FILE)}
   # One process for each row, because libtpu compiles for only one generation in a process.
