@@ -93,7 +93,7 @@ def student_t(values: np.ndarray, comparisons: int) -> Estimate:
 def _compared(
   scored: Mapping[str, Scored], measure: str, tokens: int, seeds: Sequence[int], study: Study
 ) -> list[str]:
-  """Return tables of arms, differences and seeds, for the last value or the mean over tokens."""
+  """Return tables of arms, differences and seeds by the last value or the mean over tokens."""
   value_of = {arm: compared(found, measure, tokens) for arm, found in scored.items()}
   step_of = {
     arm: comparison.steps(one[-1].step for one in found.values()) for arm, found in scored.items()
