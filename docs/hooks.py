@@ -1,8 +1,8 @@
-"""A hook of mkdocs: links to files outside docs/ become links to the repository's host.
+"""A mkdocs hook that turns links to files outside docs/ into links to the repository's host.
 
-The pages link to code by relative paths (../exgrpo_jax/train.py), so that they work where the
-repository is browsed. A link to a file that does not exist is a warning, which --strict turns into
-a failure.
+The pages use relative paths for links to code (../exgrpo_jax/train.py), so these links also work on
+the repository's host. A link to a file that does not exist causes a warning, which --strict turns
+into a failure.
 """
 
 import logging
@@ -23,7 +23,7 @@ _LINK = re.compile(r'(?<=\]\()(?P<path>\.\./[^)#\s]*)(?P<anchor>#[^)\s]*)?(?=\))
 
 
 def on_page_markdown(markdown: str, page: 'Page', config: 'MkDocsConfig', files: 'Files') -> str:
-  """Rewrite the links of a page; mkdocs calls this with the source of each page."""
+  """Rewrite the links of a page. mkdocs calls this function with each page's source."""
   del files
   docs = pathlib.Path(config.docs_dir)
   folder = (docs / page.file.src_uri).parent
@@ -36,11 +36,11 @@ def on_page_markdown(markdown: str, page: 'Page', config: 'MkDocsConfig', files:
 def link_to_repository(
   markdown: str, folder: pathlib.Path, docs: pathlib.Path, repo_url: str
 ) -> tuple[str, list[str]]:
-  """Return the page with rewritten links out of `docs`, and the links with missing targets.
+  """Rewrite a page's links to files outside `docs`. Also return the links without a target.
 
   Args:
     markdown: the page.
-    folder: the page's folder, where its links start.
+    folder: the page's folder, to which its links are relative.
     docs: the folder of all pages, at the top of the repository.
     repo_url: the repository on its host.
   """

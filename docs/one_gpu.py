@@ -35,7 +35,7 @@ response has at most 1,024 tokens with GSM8K, and at most 3,072 tokens with MATH
 
 ## What fits?
 
-**None of these configs has been run yet.** The table contains estimates from a formula. This
+The table contains estimates from a formula. **None of these configs has been run yet.** This
 command prints the estimates for one of the configs:
 
 ```bash

@@ -36,7 +36,7 @@ BACKBONES = {
 SLICES = ('v5e:4x4', 'v5e:8x8', 'v6e:4x8', 'v5p:4x4x4')
 # The table of a step's parts is for the paper's main backbone, with partial rollouts.
 PARTED, PARTED_SLICES = 'qwen2_5_math_7b', ('v5e:8x8', 'v6e:8x8', 'v5p:4x4x4')
-# Replaces the config's number of slots where this number does not fit, or where more slots fit.
+# Overrides a config's number of slots if this number does not fit, or if more slots fit.
 SLOTS = {
   ('qwen2_5_math_1_5b', 'v5e:8x8'): 1024,
   ('qwen2_5_math_1_5b', 'v6e:4x8'): 1024,
@@ -122,22 +122,21 @@ _PARTS_TAIL = """
 **A third sequence length in training.** The table shows what a third length, one eighth of the
 longest, would save on 64 shards:
 
-| median response length | reduction in the tokens computed per step |
-| --- | --- |
-| 1,024 | 4.2% |
-| 768 and 1,500 | 2% |
-| 512, 1,280, 2,048 and 3,000 | 0 |
+| median response length | reduction in the tokens computed per step | in the time of an update |
+| --- | --- | --- |
+| 1,024 | 4.2% | 3.0% |
+| 768 and 1,500 | 2% | 1.5% |
+| 512, 1,280, 2,048 and 3,000 | 0 | 0% |
 
 - On 8 shards or one shard, a third length reduces the number of tokens by at most 1.1%.
 - A pass with short sequences takes longer per token, because the weights are gathered for fewer
-  tokens: .64 ms per token and chip instead of .50 ms. So the third length shortens an update by
-  only 3.0%, 1.5% and 0% for the three rows of the table. It saves half a second at best and
-  requires two more programs.
+  tokens: .64 ms per token and chip instead of .50 ms. So the time falls less than the number of
+  tokens. The third length saves half a second at best and requires two more programs.
 - A third length that is half of the longest length saves nothing if the median is below 2,048
   tokens, and 3 to 4% if it is above.
-- If rows share prompts, as they do on GPUs, a third length that is one eighth of the longest
-  saves at most 1.2% on 8 shards. On 64 shards, adding a length of half the longest saves 13 to 19%
-  at medians of 1,024 and 1,500, and nothing otherwise.
+- If rows share prompts, as they do on GPUs, a third length of one eighth of the longest saves at
+  most 1.2% on 8 shards. On 64 shards, a third length of half the longest saves 13 to 19% at medians
+  of 1,024 and 1,500, and nothing otherwise.
 
 **Attention that skips the blocks of other rows.**
 
@@ -176,7 +175,7 @@ PART_COLUMNS = ('slice', 'part', 'seconds')
 
 
 def examined(name: str, topology: str) -> Row:
-  """Compile all programs of a step and return their row of the table."""
+  """Compile all programs of a step and return their table row."""
   config = parse_config(config_files.load_config(name))
   slots = SLOTS.get((name, topology), config.rollout.slots)
   config = dataclasses.replace(config, rollout=dataclasses.replace(config.rollout, slots=slots))
@@ -202,7 +201,7 @@ def examined(name: str, topology: str) -> Row:
 
 
 def parted(topology: str) -> list[Row]:
-  """Compile a step of `PARTED` with partial rollouts; return its parts and their sum."""
+  """Compile a step of `PARTED` with partial rollouts. Return its parts and their sum."""
   config = parse_config(config_files.load_config(PARTED))
   config = dataclasses.replace(config, rollout=dataclasses.replace(config.rollout, partial=True))
   speed = examination.examine(config, topology, '', step.EVALUATED).speed
@@ -216,7 +215,7 @@ def parted(topology: str) -> list[Row]:
 
 
 def parts_section(rows: Sequence[Row]) -> str:
-  """Return the section on a step's parts, with a column per slice; '' if no parts are known."""
+  """Return the section on a step's parts, with a column per slice, or '' if there are none."""
   known = {(row['slice'], row['part']): row for row in rows}
   slices = [name for name in PARTED_SLICES if (name, 'sum') in known]
   if not slices:
@@ -254,7 +253,7 @@ def page(rows: Sequence[Row], parts: Sequence[Row] = ()) -> str:
 
 
 def read(path: pathlib.Path | None = None) -> list[Row]:
-  """Return the rows saved in `path`, by default FILE; [] if the file does not exist."""
+  """Return the rows saved in `path` (by default FILE), or [] if the file does not exist."""
   path = path or FILE
   if not path.exists():
     return []
@@ -273,7 +272,7 @@ def write(rows: Sequence[Row], parts: Sequence[Row] = ()) -> None:
 
 
 def main(topologies: Sequence[str]) -> None:
-  """Update the rows of these slices, by default all; ['parts'] updates the parts of a step."""
+  """Update the rows of these slices (by default all), or with ['parts'] a step's parts."""
   rows = {(row['config'], row['slice']): row for row in read()}
   parts = {(row['slice'], row['part']): row for row in read(PARTS_FILE)}
   # One process for each row, because libtpu compiles for only one generation in a process.

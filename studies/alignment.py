@@ -3,9 +3,9 @@
 Each row of a step belongs to one of three parts. 'fresh' contains the rows of groups without
 replay, 'replayed' contains the stored successes, and 'fresh_in_mixed_groups' contains the fresh
 rows of groups with a stored success. The policy gradients of the parts add up to the step's
-gradient. Each part's gradient is compared with the on-policy gradient of held-out questions, at the
-parameters before the update. So the step is treated as one minibatch in which fresh tokens have
-ratio 1. The entropy bonus and the KL term do not belong to any part and are left out.
+gradient. Each part's gradient is compared with the on-policy gradient of held-out questions. Both
+use the parameters before the update, so the step is one minibatch in which fresh tokens have ratio
+1. The entropy bonus and the KL term do not belong to any part and are left out.
 """
 
 import dataclasses
@@ -87,7 +87,7 @@ class Alignment:
       rollout=dataclasses.replace(
         config.rollout, group_size=self.samples, partial=False, dynamic_sampling=1.0
       ),
-      # Held-out questions of any difficulty count.
+      # Use held-out questions of any difficulty.
       replay=dataclasses.replace(config.replay, difficulty='all'),
     )
     rng = randomness.generator(config.seed, Purpose.ALIGNMENT, step)
@@ -113,7 +113,7 @@ def measure(
   """Compare the gradient of each part of a step with the held-out gradient.
 
   Args:
-    spec: the step's updates.
+    spec: the configuration of the step's updates.
     params: the trained parameters before the step's first update.
     batch: all rows of the step as NumPy arrays; each group is `num_rollouts` consecutive rows.
     num_rollouts: K.
@@ -185,9 +185,9 @@ def _has_signal(batch: Batch) -> bool:
 
 @jax.jit
 def _compare(gradient: model.Params, towards: model.Params) -> tuple[jax.Array, jax.Array]:
-  """Return (cosine, projection) of `gradient` with respect to `towards`, or NaN if that is 0."""
+  """Return (cosine, projection) of `gradient` along `towards`, or NaN if `towards` is 0."""
 
-  # Sums are in float32. There is no dot product, which an accelerator may compute in bfloat16.
+  # Summed in float32. An accelerator may compute a dot product in bfloat16.
   def inner(left: model.Params, right: model.Params) -> jax.Array:
     products = jax.tree.map(lambda x, y: jnp.sum(x * y, dtype=jnp.float32), left, right)
     return jax.tree.reduce(jnp.add, products)

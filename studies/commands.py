@@ -81,7 +81,7 @@ def _define_figures() -> None:
 
 
 def figures(args: command_line.Args, *names: str) -> None:
-  """Draw every figure for which there is data, and print which figures are omitted and why."""
+  """Draw all figures for which there is data. Print which figures are left out, and why."""
   if not args.out:
     raise InputError('--out is missing. Pass a folder for the figures, such as --out=/tmp/figures.')
   out = pathlib.Path(args.out)
@@ -103,7 +103,7 @@ def _make(out: pathlib.Path) -> None:
     out.mkdir(parents=True, exist_ok=True)
   except OSError as error:
     raise InputError(
-      f'--out={out}: cannot create this folder ({error}). Choose another one.'
+      f'--out={out}: cannot create this folder ({error}). Choose another folder.'
     ) from error
 
 

@@ -15,7 +15,7 @@ from exgrpo_jax.reporting.runs import Group
 
 KINDS = ('png', 'svg', 'pdf')
 
-Row = Mapping[str, Any]  # of the table that belongs to a figure
+Row = Mapping[str, Any]  # a row of a figure's table
 
 
 class NothingToDrawError(Exception):
@@ -30,7 +30,7 @@ class Drawing(NamedTuple):
 
 
 def caption(figure: Figure, text: str) -> None:
-  """Write lines as wide as the figure below its panels. This is for figures without a legend."""
+  """Write text below the panels of a figure without a legend, wrapped to the figure's width."""
   width = int(figure.get_figwidth() / canvas.INCH)
   figure.supxlabel(canvas.wrap(text, width), fontsize=8, color=canvas.GREY)
 
@@ -42,7 +42,7 @@ def rows(**columns: Any) -> list[Row]:
 
 
 def write_all(figures: Mapping[str, Callable[[], Drawing]], out: pathlib.Path) -> None:
-  """Draw each figure and write it under its name. Print which figures are omitted and why."""
+  """Draw each figure and write it under its name. Print which are left out, and why."""
   for name, draw in figures.items():
     try:
       with canvas.style():
@@ -75,7 +75,7 @@ class Means(NamedTuple):
   keys: np.ndarray  # ascending
   count: np.ndarray
   mean: np.ndarray
-  half: np.ndarray  # half a 95% interval of the mean, by Student's t; 0 for a single value
+  half: np.ndarray  # half the width of the mean's 95% t interval; 0 for a single value
 
 
 def mean_by(key: np.ndarray, value: np.ndarray) -> Means:
@@ -98,7 +98,7 @@ def at_least(means: Means, count: int) -> Means:
 
 
 def num_rollouts(group: Group) -> int:
-  """Return K, the rollouts of a question."""
+  """Return K, the number of rollouts per question."""
   return group.runs[0].config['rollout.group_size']
 
 
@@ -108,7 +108,7 @@ def responses(group: Group, *names: str) -> list[np.ndarray]:
 
 
 def _joined(columns: Sequence[pa.ChunkedArray]) -> np.ndarray:
-  """Join several tables' columns into one array: booleans as 0 and 1, null as NaN."""
+  """Concatenate columns into one array. Booleans become 0 and 1, and null becomes NaN."""
   kind = columns[0].type
   whole = pa.chunked_array([chunk for column in columns for chunk in column.chunks], kind)
   if pa.types.is_string(kind):
@@ -124,13 +124,13 @@ def visits(group: Group) -> np.ndarray:
   run = np.repeat(range(len(group.runs)), [run.responses.num_rows for run in group.runs])
   if not len(step):
     return np.zeros(0, int)
-  # One number instead of three sorts much faster.
+  # Sorting one number is much faster than sorting three.
   key = (run * (step.max() + 1) + step) * (place.max() + 1) + place
   return np.unique(key, return_inverse=True)[1]
 
 
 def successes(group: Group) -> np.ndarray:
-  """Return, for each response, how many of the K responses in its visit are right."""
+  """Return, for each response, how many of the K responses in its visit are correct."""
   (outcome,) = responses(group, 'outcome')
   visit = visits(group)
   return np.bincount(visit, outcome == 'correct').astype(int)[visit]

@@ -4,7 +4,7 @@ python -m studies.gradients /tmp/replay_pays studies/measured/replay_pays_gradie
 
 This script reads a study's runs that replay stored successes and measure `alignment`. It writes a
 row for each comparison and prints the table in README.md. theory.md derives the prediction for one
-question, s(1 - p)/(p(K - 1)). Questions are weighted by their gradients, which are taken as
+question, s(1 - p)/(p(K - 1)). Questions are weighted by their gradients, which are assumed to be
 p(1 - p).
 """
 
@@ -61,11 +61,11 @@ def comparisons(workdir: pathlib.Path) -> Iterator[tuple[int, Row]]:
 
 
 def _fresh_successes(workdir: pathlib.Path) -> dict[int, list[int]]:
-  """Map each step to the number of fresh successes for each of its replayed questions."""
+  """Return step -> number of fresh successes for each replayed question."""
   found: dict[int, list[int]] = {}
   for path in step_records.files(workdir, 'questions'):
     for row in step_records.read_file(path, 'questions').to_pylist():
-      if row['is_replay']:  # correctness counts the stored success
+      if row['is_replay']:  # its correctness includes the stored success
         found.setdefault(row['step'], []).append(round(SAMPLES * row['correctness']) - 1)
   return found
 
@@ -81,7 +81,7 @@ def quotient(runs: Sequence[Sequence[Row]], of: str, by: str) -> tuple[float, fl
 
 
 def write(study: pathlib.Path, path: pathlib.Path) -> None:
-  """Write the rows for all of the study's runs."""
+  """Write a row for each comparison in the study's runs."""
   with open(path, 'w', encoding='utf-8', newline='') as file:
     writer = csv.writer(file)
     writer.writerow(['setting', 'arm', 'seed', 'step', *NUMBERS])

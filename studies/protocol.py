@@ -39,12 +39,12 @@ class Study:
   baseline: str  # the arm with which all other arms are compared
   # The primary measure, such as 'eval/arithmetic_test_to_1000/pass@1', or one for each setting.
   measure: str | Mapping[str, str]
-  smallest_difference: float  # the smallest that would matter, in the measure's unit
+  smallest_difference: float  # the smallest difference that would matter, in the measure's unit
   # Compare the measure's mean over this many generated tokens from the start; 0: its last value.
   tokens: int | Mapping[str, int] = 0  # a single value, or one for each setting
   # Setting -> arm -> overrides tuned for this arm in this setting, such as its learning rate.
   tuned: Mapping[str, Mapping[str, Overrides]] = dataclasses.field(default_factory=dict)
-  # A second arm with which all other arms are compared, decided separately; '': none.
+  # A second arm with which all other arms are compared and judged separately; '': none.
   second_baseline: str = ''
   takes_off: float = 0.0  # a run takes off when its measure reaches this value; 0: not reported
   # The data spec on which each run's last policy is evaluated with `last_samples` responses per
@@ -64,7 +64,7 @@ class Study:
     return _in_setting(self.measure, setting)
 
   def tokens_of(self, setting: str) -> int:
-    """Return how many generated tokens count in a setting, or 0 if only the last value counts."""
+    """Return how many generated tokens a setting averages over, or 0 to use the last value."""
     return _in_setting(self.tokens, setting)
 
   def align_every_of(self, setting: str) -> int:
@@ -82,7 +82,7 @@ class Study:
 
 
 def _in_setting(value: Any, setting: str) -> Any:
-  """Return a field's value in a setting: its only value, or the setting's entry."""
+  """Return a field's value in a setting: the single value, or the setting's entry."""
   return value[setting] if isinstance(value, Mapping) else value
 
 
@@ -245,7 +245,7 @@ def _check_tuned(study: Study) -> None:
 
 
 def _check_named(field: str, named: Any) -> None:
-  """Reject anything except a mapping name -> overrides."""
+  """Raise InputError unless `named` maps names to overrides."""
   if not isinstance(named, Mapping) or not all(isinstance(o, Mapping) for o in named.values()):
     raise InputError(f'{field} must map name -> {{dotted config key: value}}, not {named!r}.')
   if not named:
@@ -296,7 +296,7 @@ def _check_comparison(study: Study) -> None:
 
 
 def _check_measured(study: Study, setting: str) -> None:
-  """Reject a setting's invalid measure, and counts that are not whole numbers of at least 0."""
+  """Raise InputError if a setting's measure, data spec or counts are invalid."""
   measure = study.measure_of(setting)
   if not isinstance(measure, str) or not measure.startswith('eval/'):
     raise InputError(

@@ -12,13 +12,13 @@ from exgrpo_jax.reporting.runs import Group
 from studies import drawing
 from studies.drawing import Drawing, NothingToDrawError, Row, num_rollouts, responses
 
-_LEAST = 5  # responses of a point by difficulty, because a single response says nothing
+_LEAST = 5  # minimum responses per point by difficulty, because a single response says nothing
 _KINDS: Mapping[str, dict[str, Any]] = {
   'right, valid steps': dict(color=canvas.BLUE, linestyle='-'),
   'right, invalid steps': dict(color=canvas.ORANGE, linestyle='--'),
   'wrong': dict(color=canvas.GREY, linestyle=':'),
 }
-_BINS = 24  # of entropy
+_BINS = 24  # bins of the entropy axis
 _STYLES = {
   'fresh, all': dict(color='#000000', linestyle='-'),
   'fresh, right': dict(color=canvas.BLUE, linestyle='--'),
@@ -56,7 +56,7 @@ def reasoning_entropy(groups: Sequence[Group]) -> Drawing:
     successes_of = f"successes of the question's {num_rollouts(group)} responses"
     canvas.label(right, f'By difficulty\n{group.label}', '', successes_of)
     left.set_ylim(bottom=0)
-  note = f'whiskers: 95% intervals; points of fewer than {_LEAST} responses are left out'
+  note = f'whiskers: 95% intervals; points with fewer than {_LEAST} responses are left out'
   canvas.legend(figure, list(axes.flat), note)
   return Drawing(figure, rows)
 
@@ -71,7 +71,7 @@ def _kinds(group: Group) -> Mapping[str, np.ndarray]:
 
 
 def _rows(group: Group, name: str, over: str, means: drawing.Means, line: np.ndarray) -> list[Row]:
-  """Make table rows that contain a kind's means and the values of the line drawn through them."""
+  """Return table rows with a kind's means and the values of the line through them."""
   return drawing.rows(
     setting=group.label,
     responses=name,
@@ -88,7 +88,7 @@ def _rows(group: Group, name: str, over: str, means: drawing.Means, line: np.nda
 
 
 def correctness_entropy(groups: Sequence[Group]) -> Drawing:
-  """Draw a histogram for each setting: the visits by their successes and entropy.
+  """Draw a histogram of each setting's visits by successes and entropy.
 
   The entropy is the mean over a visit's correct generated responses. Visits without a correct
   response are not shown. The topmost cells also count all visits above them.
@@ -155,7 +155,7 @@ def _visits(group: Group) -> tuple[np.ndarray, np.ndarray]:
 
 
 def code_share(groups: Sequence[Group]) -> Drawing:
-  """Draw a panel for each setting, with shares over all seeds' responses at each step."""
+  """Draw each setting's share of responses with a code block at each step, over all seeds."""
   if not any(len(responses(group, 'step')[0]) for group in groups):
     raise NothingToDrawError('no run has records of its responses')
   if not any(responses(group, 'has_code_block')[0].any() for group in groups):

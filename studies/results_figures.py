@@ -57,7 +57,7 @@ def curves(runs: Sequence[StudyRun], measure_of: Callable[[str], str]) -> Drawin
 
 
 def _points(seeds: Sequence[Sequence[Evaluation]], measure: str) -> list[Row]:
-  """Compute costs, mean and interval for each step at which all seeds were evaluated."""
+  """Return costs, mean and interval for each step at which all seeds were evaluated."""
   if not seeds:
     return []
   by_step = [{evaluation.step: evaluation for evaluation in one} for one in seeds]
@@ -72,10 +72,10 @@ def _points(seeds: Sequence[Sequence[Evaluation]], measure: str) -> list[Row]:
 
 
 def differences(runs: Sequence[StudyRun], study: Study) -> Drawing:
-  """Draw a panel for each setting and a line for each arm except the baseline.
+  """Draw each arm's difference from the baseline, with one panel per setting.
 
-  The differences in the compared measure are paired by seed. The intervals are the ones that the
-  verdicts use: Student's t intervals, corrected for all of the study's comparisons.
+  Differences are paired by seed. Their intervals are the ones that the verdicts use: Student's t
+  intervals, corrected for all of the study's comparisons.
   """
   arms = [arm for arm in study.arms if arm != study.baseline]
   rows = [row for setting in study.settings for row in _compared(runs, study, setting, arms)]
@@ -112,7 +112,7 @@ def differences(runs: Sequence[StudyRun], study: Study) -> Drawing:
 def _compared(
   runs: Sequence[StudyRun], study: Study, setting: str, arms: Sequence[str]
 ) -> list[dict]:
-  """Compute each arm's differences by seed, their mean, and the mean's interval."""
+  """Return each arm's differences by seed, their mean, and its interval."""
   measure, tokens = study.measure_of(setting), study.tokens_of(setting)
   value_of = {
     arm: compared(finished(runs, setting, arm, measure), measure, tokens) for arm in study.arms

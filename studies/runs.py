@@ -33,7 +33,7 @@ EXPLAINING = (
   'replay/effective_sample_size',
 )
 EXPLAINING_GROUPS = ('alignment/', 'environment/')
-_APART = (*NO_TRAINING, 'alignment')  # the callback's name in runs of earlier versions
+_APART = (*NO_TRAINING, 'alignment')  # 'alignment' was the callback's name in earlier versions
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Evaluation:
   """The scores after one step of a run, and the cost of training up to this step."""
 
   step: int
-  fresh_questions: int  # visits of questions that were not replayed
+  fresh_questions: int  # visits to questions, not counting replays
   generated_tokens: int
   training_seconds: float  # duration of the steps, without warm start and clock.NO_TRAINING
   # Number of distinct questions in the steps so far, including replayed questions; None if a step's
@@ -114,7 +114,7 @@ def _distinct_questions(workdir: str) -> dict[int, int]:
   for path in step_records.files(workdir, 'questions'):
     table = step_records.read_file(path, 'questions')
     for step, question in zip(table['step'].to_pylist(), table['question'].to_pylist()):
-      if step - 1 not in count:  # a file before this one is gone
+      if step - 1 not in count:  # an earlier file is missing
         return count
       seen.add(question)
       count[step] = len(seen)
@@ -178,9 +178,10 @@ def _mean_over(at: Sequence[int], values: Sequence[float], tokens: int) -> float
 
 
 def write_csv(path: str | os.PathLike, runs: Sequence[StudyRun]) -> None:
-  """Write a row for each evaluation of each run, finished or not. The file is replaced atomically.
+  """Write a row for each evaluation of each run, finished or not. Replaces the file atomically.
 
-  Each run's first row also contains the facts about the whole run. Numbers have six digits.
+  A run's first row also contains its warm start, commits and command. Numbers have six
+  significant digits.
   """
   written = [evaluation for run in runs for evaluation in run.evaluations]
   explaining = sorted({*EXPLAINING, *itertools.chain(*(one.explaining for one in written))})
@@ -218,7 +219,7 @@ def _rows(runs: Sequence[StudyRun]) -> Iterator[dict[str, object]]:
 
 
 def read_csv(path: str | os.PathLike) -> list[StudyRun]:
-  """Read the runs that `write_csv` wrote. Numbers have only the digits that the file contains."""
+  """Read the runs from a CSV of `write_csv`, with the digits that the file contains."""
   with open(path, encoding='utf-8', newline='') as file:
     rows = list(csv.DictReader(file))
   of_run: dict[tuple[str, str, int], list[dict[str, str]]] = {}

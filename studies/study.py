@@ -23,7 +23,7 @@ from studies import drawing, protocol, results_figures, runs, tables
 from studies.protocol import Cell, Protocol
 from studies.runs import StudyRun
 
-MEASURED = pathlib.Path(__file__).parent / 'measured'  # results.csv of each study that has been run
+MEASURED = pathlib.Path(__file__).parent / 'measured'  # results.csv of each completed study
 
 
 def plan(chosen: Protocol, workdir: str) -> tuple[ConfigDict, Mapping[Cell, Trial]]:
@@ -68,7 +68,7 @@ def _aligned(trial: Trial, every: int) -> Trial:
 def _shared_warm_start(
   values: ConfigDict, overrides: Mapping[str, Any], workdir: str
 ) -> dict[str, str]:
-  """Return an override of config.warm_start.path, so that equal warm starts are trained only once.
+  """Return an override of config.warm_start.path that lets runs share equal warm starts.
 
   Returns {} if a run has no warm start, sets the path itself, or has an invalid config.
   """
@@ -80,7 +80,7 @@ def _shared_warm_start(
     return {}
   shape = model_config(with_folders(with_dtype(parsed), parsed.model.path))
   origin = warm_start.origin(parsed, shape)
-  # Without empty entries, which earlier versions lacked, a study finds its warm starts again.
+  # Earlier versions had no empty entries. Without them, older warm starts keep their digest.
   origin = {name: value for name, value in origin.items() if value != {}}
   digest = hashlib.sha256(json.dumps(origin, sort_keys=True).encode()).hexdigest()[:12]
   return {'warm_start.path': str(pathlib.Path(workdir, 'warm_starts', digest))}
@@ -153,7 +153,7 @@ def write(
 
 
 def _head(chosen: Protocol, found: Sequence[StudyRun], written: str) -> str:
-  """Write the text above the tables: the protocol, and the commits of the runs."""
+  """Return the text above the tables: the protocol, and the commits of the runs."""
   finished = sum(run.is_finished for run in found)
   commits = dict.fromkeys(commit for run in found for commit in run.commits)
   changed = ' (+: with uncommitted changes)' if any(c.endswith('+') for c in commits) else ''

@@ -17,7 +17,7 @@ Scored = Mapping[int, Sequence[Evaluation]]  # seed -> evaluations, of an arm
 
 
 def setting(name: str, runs: Sequence[StudyRun], study: Study) -> str:
-  """Write the section of one setting.
+  """Return the section of one setting in Markdown.
 
   `runs` contains all of the study's runs, including runs that have not begun.
 
@@ -93,14 +93,14 @@ def student_t(values: np.ndarray, comparisons: int) -> Estimate:
 def _compared(
   scored: Mapping[str, Scored], measure: str, tokens: int, seeds: Sequence[int], study: Study
 ) -> list[str]:
-  """Write tables of arms, differences and seeds by the last value or the mean over tokens."""
+  """Return tables of arms, differences and seeds by the last value or the mean over tokens."""
   value_of = {arm: compared(found, measure, tokens) for arm, found in scored.items()}
   step_of = {
     arm: comparison.steps(one[-1].step for one in found.values()) for arm, found in scored.items()
   }
   parts = [_arms(value_of, step_of, len(seeds))]
   for baseline in filter(None, (study.baseline, study.second_baseline)):
-    said = f'Difference from `{baseline}`, seed by seed:'
+    said = f'Difference from `{baseline}`, paired by seed:'
     parts += [said, _differences(value_of, study, baseline)]
   return [*parts, 'Every seed:', _seeds(value_of, seeds)]
 

@@ -1,4 +1,4 @@
-"""The figure studies/theory.png: when a stored success has a larger gradient than a fresh response.
+"""Draws studies/theory.png: when a stored success has a larger gradient than a fresh response.
 
 python -m studies.theory
 
@@ -38,7 +38,7 @@ def slope(shaping: str, ratio_N: np.ndarray) -> np.ndarray:
 
 
 def quotient(slope_N: np.ndarray, pass_rate_N: np.ndarray) -> np.ndarray:
-  """Return a stored success's expected gradient relative to the fresh response that it replaces."""
+  """Return a stored success's expected gradient, relative to the fresh response it replaces."""
   return slope_N * (1 - pass_rate_N) / pass_rate_N
 
 

@@ -27,7 +27,7 @@ _COUNTS = {
   'buffer/retired': ('retired questions', canvas.GREEN, '-.'),
 }
 _COLUMNS = 3
-_LABEL = 30  # characters in a line of a setting's name
+_LABEL = 30  # characters per line of a setting's name
 _MEAN = 'mean over benchmarks'
 
 
@@ -35,7 +35,7 @@ _MEAN = 'mean over benchmarks'
 
 
 def dynamics(groups: Sequence[Group]) -> Drawing:
-  """Draw each setting's mean over seeds as a line, with a band from the lowest to the highest."""
+  """Draw each setting's mean over seeds, with a band from the lowest to the highest seed."""
   series = {
     (name, group.label): found
     for group in groups
@@ -228,14 +228,14 @@ def ablation(groups: Sequence[Group]) -> Drawing:
       ax.tick_params(labelleft=False)
   drawing.caption(
     figure,
-    'dots: seeds; whiskers: 95% intervals over seeds, of one seed over questions; of two seeds '
-    'they may leave the panel',
+    'Dots: seeds. Whiskers: 95% intervals over seeds, or over questions if there is one seed. With '
+    'two seeds, whiskers may extend beyond the panel.',
   )
   return Drawing(figure, rows)
 
 
 def _extent(bars: Sequence[_Bar | None]) -> float:
-  """Return the panel's extent, ignoring whiskers of two seeds, which are 9 times as wide."""
+  """Return the panel's extent, ignoring whiskers over two seeds (9 standard deviations long)."""
   ends = [end for bar in bars if bar for end in (*bar.seeds, bar.high * (len(bar.seeds) != 2))]
   return max(ends) or 1.0
 
@@ -264,7 +264,7 @@ def _bar(group: Group, name: str, step: int) -> _Bar | None:
 
 
 def _average(group: Group, names: Sequence[str], step: int) -> _Bar:
-  """Average over benchmarks. One seed has no interval because all its scores are of one policy."""
+  """Average over benchmarks. A single seed has no interval: all scores are from one policy."""
   seeds = np.mean([_at(over_seeds(group.metrics, name), step) for name in names], axis=0).tolist()
   return _over_seeds(seeds) if len(seeds) > 1 else _Bar(seeds[0], seeds[0], seeds[0], seeds)
 

@@ -1,20 +1,23 @@
-"""Which parts of ExGRPO matter? Changes one at a time, as in the paper's ablations.
+"""Which parts of ExGRPO matter? Each arm changes one part, as in the paper's ablations.
 
 python -m studies run ablations --workdir=/tmp/ablations --parallel=2
 
 Question: how much does pass@1 change when one part of ExGRPO changes, and do steps stay valid?
 Setting: 40 steps of 16 questions from a pool of 640 chains of every difficulty.
-Arms: `exgrpo`, and changes of one part: another share of replayed questions (`ratio_0`, which is
-GRPO, `ratio_0.25`, `ratio_0.75`); all questions of the buffer alike (`uniform_questions`); a random
-success of a question (`random_trajectory`) or the one with the highest entropy (`highest_entropy`);
-no shaping (`no_shaping`) or another beta (`beta_0.01`, `beta_1`); replay from the first step
-(`no_delay`); no retirement (`no_retirement`). To see if high entropy makes invalid reasoning grow,
-compare eval/chains_test/valid_steps with pass@1 in results.csv.
+Arms: `exgrpo`, and arms that change one part of it:
+  `ratio_0` (GRPO), `ratio_0.25`, `ratio_0.75`: another share of replayed questions.
+  `uniform_questions`: draws all questions in the buffer with equal probability.
+  `random_trajectory`, `highest_entropy`: replays a random success of a question, or its success
+  with the highest entropy.
+  `no_shaping`, `beta_0.01`, `beta_1`: no shaping, or another beta.
+  `no_delay`: replays from the first step. `no_retirement`: retires no question.
+To see if replaying high-entropy successes leads to more invalid reasoning, compare
+eval/chains_test/valid_steps with pass@1 in results.csv.
 All runs start from the same warm start.
 Primary measure: pass@1 on 1,000 held-out chains at the last evaluation.
-Learning rate: 2e-4 with and without replay. Study `tuning` chose both by one rule, on seeds that
-are not in this study.
-Seeds: 4. With them a difference of .05 can be seen if its standard deviation is .05 or less.
+Learning rate: 2e-4 with and without replay. Study `tuning` chose both by the same rule, on seeds
+that this study does not use.
+Seeds: 4. They can detect a difference of .05 if its standard deviation is at most .05.
 Stopping rule: every run takes 40 steps, no run is left out, and none is added.
 """
 

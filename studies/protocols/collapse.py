@@ -3,21 +3,22 @@
 python -m studies run collapse --workdir=/tmp/collapse --parallel=2
 python -m studies run collapse:4e-4 --workdir=/tmp/collapse_4e-4 --parallel=2
 
-Question: the paper's case for replay is a weak policy that collapses under GRPO and trains with
-replay. Which arms, if any, keep the policy from collapsing where GRPO's collapses?
+Question: the paper motivates replay with a weak policy that collapses under GRPO and trains with
+replay. Which arms, if any, keep the policy from collapsing where GRPO's policy collapses?
 Choice of the setting: from the 352 runs of `replay_pays_rates` (four starts, four learning rates,
-eleven arms, two seeds). GRPO ended below its start, sometimes at half of it or less, with rising
-entropy. This happened from the starts `rare` and `weak` at four to eight times GRPO's best rate,
-and never at its best rate. Of these cases, start `weak` at 8e-4 was chosen because the arms differ
-most there. At 4e-4 some runs of most arms take off and others do not. That is study
-`collapse:4e-4`. It was part of this study until 2026-11-26 and was separated before the first run
-of either, because a study must end within three hours. So this study says nothing about rates at
-which GRPO learns; `replay_pays` does.
-Arms and start: as in `replay_pays_rates`; 9 terms, pass@1 .05 and valid steps .01 at first.
+eleven arms, two seeds). In some of them, GRPO ended below its initial pass@1, sometimes at half of
+it or less, with rising entropy. This happened from the starts `rare` and `weak` at four to eight
+times GRPO's best rate, and never at its best rate. Of these cases, start `weak` at 8e-4 was chosen
+because the arms differ most there. At 4e-4, some runs of most arms take off and others do not. This
+case is study `collapse:4e-4`. It was part of this study until 2026-11-26 and was separated before
+the first run of either, because a study must end within three hours. So this study says nothing
+about rates at which GRPO learns. `replay_pays` covers these rates.
+Arms and start: as in `replay_pays_rates`, with 9 terms. Initially, pass@1 is .05, and .01 of the
+solutions have valid steps.
 Primary measure: pass@1 on 500 held-out questions at the last evaluation. A run has collapsed if it
 is below half of its value before the first step, and has taken off if it reaches .2.
-Refuted, if an arm without the stored row (`revisit`) or without weight on it (`zero`) does as well
-as the arm that avoids the collapse: then the stored row is not the reason.
+Refutation: suppose that an arm avoids the collapse. If an arm without the stored row (`revisit`) or
+without weight on it (`zero`) does as well, the stored row is not the reason.
 Seeds: 8, none of them used in the search.
 Stopping rule: every run takes all of its steps, no run is left out, and none is added.
 """

@@ -1,19 +1,21 @@
-"""ExGRPO and GRPO on episodes of several turns: guess a number, or add with a calculator.
+"""ExGRPO and GRPO on multi-turn episodes: guess a number, or add with a calculator.
 
 python -m studies run episodes --workdir=/tmp/episodes --parallel=2
 
-Question: does replay of whole episodes give more than GRPO for the same generated tokens?
-Arms, environments, warm starts and steps: as in `episodes_rates`, each arm at the rate chosen
+Question: does replay of whole episodes gain more than GRPO from the same number of generated
+tokens?
+Arms, environments, warm starts and steps: as in `episodes_rates`. Each arm uses the rate chosen
 there.
-Primary measure: pass@1 on 500 held-out questions, its mean over the first 60 thousand (guess) and
+Primary measure: the mean of pass@1 on 500 held-out questions over the first 60 thousand (guess) or
 100 thousand (calculator) generated tokens. The environment's tokens do not count. Also reported:
 turns, distinct questions, and pass@1 after the last step.
-Refuted, if `revisit`, the same questions without the stored episode, does as well.
-Decision: the t interval of the difference to `grpo`, seed by seed, corrected for all 6 comparisons.
-An arm wins in an environment if the whole interval is above 0, and by an amount that matters if it
-is above .05.
-Seeds: eight others. In `episodes_rates` runs of an arm and rate differ between seeds by about .03.
-Five seeds would give intervals of .06 to either side, eight give .04.
+Refutation: if `revisit`, which draws the same questions without the stored episode, does as well,
+the stored episode is not the reason for a gain.
+Decision: by the t interval of the difference from `grpo`, paired by seed and corrected for all 6
+comparisons. An arm wins in an environment if the whole interval is above 0. The gain matters if the
+whole interval is above .05.
+Seeds: eight others. In `episodes_rates`, runs with the same arm and rate differ between seeds by
+about .03. With five seeds, intervals would extend .06 to either side. With eight, they extend .04.
 Stopping rule: every run takes all of its steps, no run is left out, and none is added.
 """
 

@@ -3,16 +3,19 @@
 python -m studies run lake --workdir=/tmp/lake --parallel=2
 python -m studies run lake:6 --workdir=/tmp/lake_6 --parallel=2
 
-Question: does replay of whole episodes give more than GRPO for the same generated tokens?
-Two studies, each decided separately: `lake`, maps of 4 by 4; and `lake:6`, maps of 6 by 6, where
-successes are rare at first.
-Arms, maps, warm start and steps: as in `lake_rates`, each arm at the rate chosen there.
-Primary measure: pass@1 on 200 held-out maps, its mean over the first 60 thousand generated tokens.
-The environment's tokens do not count. Also reported: turns, distinct maps, and pass@1 after the
-last step.
-Refuted, if `revisit`, the same maps without the stored episode, does as well.
-Decision: the t interval of the difference to `grpo`, seed by seed, corrected for all 3 comparisons.
-An arm wins if the whole interval is above 0, and by an amount that matters if it is above .05.
+Question: does replay of whole episodes gain more than GRPO from the same number of generated
+tokens?
+There are two studies, each decided separately: `lake` has maps of 4 by 4. `lake:6` has maps of 6 by
+6, where successes are rare at first.
+Arms, maps, warm start and steps: as in `lake_rates`. Each arm uses the rate chosen there.
+Primary measure: the mean of pass@1 on 200 held-out maps over the first 60 thousand generated
+tokens. The environment's tokens do not count. Also reported: turns, distinct maps, and pass@1 after
+the last step.
+Refutation: if `revisit`, which draws the same maps without the stored episode, does as well, the
+stored episode is not the reason for a gain.
+Decision: by the t interval of the difference from `grpo`, paired by seed and corrected for all 3
+comparisons. An arm wins if the whole interval is above 0. The gain matters if the whole interval is
+above .05.
 Seeds: five others.
 Stopping rule: every run takes all of its steps, no run is left out, and none is added.
 """

@@ -1,27 +1,28 @@
-"""When does replay beat GRPO? Eleven ways of using the past, or not using it, from four starts.
+"""When does replay beat GRPO? Eleven ways of using past responses or not, from four starts.
 
 python -m studies run replay_pays --workdir=/tmp/replay_pays --parallel=2
 
-Question: does any way of replaying past successes give more pass@1 than GRPO for the same generated
-tokens? From which starts, and which part of the method causes it?
-Arms and starts: as in study `replay_pays_rates`, which describes them. Two arms could refute a gain
-from the stored row: `revisit`, which draws the same questions without it, and `zero`, which has the
-row without weight. `grpo_unclipped` could refute a gain of the paper's ExGRPO over GRPO, because
-the paper's ExGRPO has no clip and its GRPO has one.
-Learning rate: for each arm and start the best of one grid, chosen by study `replay_pays_rates` on
-two seeds that are not in this study.
-Primary measure: pass@1 on 500 held-out questions of the same kind, its mean over the first 380,
-220, 200 and 150 thousand generated tokens, which is the area under its curve. Also in the tables
-and results.csv: pass@1 at the last evaluation, runs that reach .2 and the tokens until then,
-distinct questions, entropy, the share of solutions whose steps are all valid, and at every fifth of
-a run the alignment of the gradients of its parts with the gradient of 32 held-out questions.
-Decision: the t interval of the difference to `grpo`, seed by seed, corrected for all 40
-comparisons. An arm wins at a start if the whole interval is above 0, and by an amount that matters
-if it is above .05.
+Question: does any way of replaying past successes reach a higher pass@1 than GRPO with the same
+number of generated tokens? From which starts, and which part of the method causes it?
+Arms and starts: as in study `replay_pays_rates`, which describes them. Two arms could refute that a
+gain comes from the stored row: `revisit` draws the same questions without the row, and `zero` gives
+the row no weight. `grpo_unclipped` could refute a gain of the paper's ExGRPO over GRPO, because the
+paper's ExGRPO has no clip and its GRPO has one.
+Learning rate: the best rate of a grid for each arm and start. Study `replay_pays_rates` chose it on
+two seeds that this study does not use.
+Primary measure: the mean of pass@1 on 500 held-out questions of the same kind over the first 380,
+220, 200 and 150 thousand generated tokens, which is the area under the curve. The tables and
+results.csv also contain pass@1 at the last evaluation, the runs that reach .2 and their tokens
+until then, distinct questions, entropy, and the share of solutions whose steps are all valid. At
+every fifth of a run, they contain the alignment of the gradients of a step's parts with the
+gradient of 32 held-out questions.
+Decision: by the t interval of the difference from `grpo`, paired by seed and corrected for all 40
+comparisons. An arm wins from a start if the whole interval is above 0. The gain matters if the
+whole interval is above .05.
 Seeds: 8, none of them used for the rates or in study `collapse`. On the two seeds of the rates,
-differences to GRPO at an arm's own rate had standard deviations of .01 to .06. Then such an
-interval is .02 to .11 to either side, so an effect of .05 may stay undecided. A study of fewer arms
-can decide what is found here and left undecided.
+differences from GRPO at an arm's own rate had standard deviations of .01 to .06. An interval then
+extends .02 to .11 to either side, so an effect of .05 may stay undecided. A study with fewer arms
+can decide what this study finds but leaves undecided.
 Stopping rule: every run takes all of its steps, no run is left out, and none is added.
 """
 

@@ -2,24 +2,25 @@
 
 python -m studies run replay_pays_again --workdir=/tmp/replay_pays_again --parallel=2
 
-Question: study `replay_pays` left undecided if slope-normalised replay gives more than GRPO from
-its two weak starts. Over 8 seeds it gained +.027 from `rare` and +.125 from `weak`, with intervals
-of .03 and .17 to either side, which are wide because they are corrected for 40 comparisons. Does it
-give more?
+Question: does replay with normalized slopes gain more than GRPO from the two weak starts of study
+`replay_pays`? That study left this undecided. Over 8 seeds, the gain was +.027 from `rare` and
++.125 from `weak`. The intervals extended .03 and .17 to either side, because they were corrected
+for 40 comparisons.
 Chosen after looking at these results: the two starts and the arm. No seed of that study is used.
-Arms, at the rates of `replay_pays`: grpo, exgrpo (the paper's, unclipped), exgrpo_clipped, revisit,
-normalised. From `weak`, normalised had twice GRPO's rate, so there is also grpo_faster: GRPO at
-4e-4, and from `rare` at 2e-4.
-Refuted: that the stored row gives the gain, if revisit, which draws the same questions without it,
-or GRPO at one of two rates does as well; that the row's slope matters, if exgrpo_clipped does as
-well, which differs from normalised only in the slope (from `weak` also in the rate).
-Primary measure: as in `replay_pays`, pass@1 on 500 held-out questions of the same kind, its mean
+Arms, at the rates of `replay_pays`: grpo, exgrpo (as in the paper, unclipped), exgrpo_clipped,
+revisit, normalised. From `weak`, normalised had twice GRPO's rate. So there is also grpo_faster:
+GRPO at 4e-4, and from `rare` at 2e-4.
+Refutation: if revisit, which draws the same questions without the stored row, or GRPO at either
+rate does as well, the stored row is not the reason for the gain. If exgrpo_clipped does as well,
+the row's slope does not matter. It differs from normalised only in the slope (from `weak` also in
+the rate).
+Primary measure: as in `replay_pays`, the mean of pass@1 on 500 held-out questions of the same kind
 over the first 380 and 220 thousand generated tokens.
-Decision: the t interval of the difference to `grpo`, seed by seed, corrected for all 10
-comparisons. An arm wins at a start if the whole interval is above 0, and by an amount that matters
-if it is above .05.
-Seeds: 16. With the standard deviations of `replay_pays`, .02 from `rare` and .13 from `weak`, such
-an interval is .02 and .11 to either side.
+Decision: by the t interval of the difference from `grpo`, paired by seed and corrected for all 10
+comparisons. An arm wins from a start if the whole interval is above 0. The gain matters if the
+whole interval is above .05.
+Seeds: 16. With the standard deviations of `replay_pays`, .02 from `rare` and .13 from `weak`, an
+interval extends .02 and .11 to either side.
 Stopping rule: every run takes all of its steps, no run is left out, and none is added.
 """
 

@@ -6,29 +6,33 @@ Question: which of four learning rates suits each arm, from each of four starts?
 Arms, each with one change:
   grpo: no replay, clipped.
   grpo_unclipped: no replay, never clipped, as the paper's ExGRPO is.
-  exgrpo: as in the paper; fresh rows are unclipped once replay has started.
-  exgrpo_clipped: always clipped, as are all arms below.
-  released: selects as the authors' code does.
+  exgrpo: as in the paper. Fresh rows are unclipped once replay has started.
+  exgrpo_clipped: always clipped, as are all arms below except `released`.
+  released: selects trajectories as the authors' code does. Otherwise like `exgrpo`.
   revisit: draws questions as ExGRPO does but only generates fresh responses to them.
   zero: the stored row has advantage 0.
   balanced: the group's advantages, weighted by slopes, sum to 0.
   normalised: the shaping's slope is 1 at w = 1.
-  normalised_hardest: the same, from the hardest bucket upwards.
-  fifo: every response of the last 8 steps, drawn at random, with that shaping.
-Starts, each from its own base, with pass@1 before the first step and the share of solutions whose
-steps are all valid (a guess is right 3 times in 100):
-  rare: 8 terms, .06 and .004; 80 steps. weak: 9 terms, .05 and .010; 40 steps. modest: 8 terms, .08
-  and .037; 40 steps. control: the default questions of chains, .43; 40 steps.
+  normalised_hardest: like `normalised`, but draws from the hardest bucket upwards.
+  fifo: like `normalised`, but draws at random from every response of the last 8 steps.
+Starts, each from its own base policy, with the initial pass@1 and the initial share of solutions
+whose steps are all valid (a guess is correct 3 times in 100):
+  rare: 8 terms, .06 and .004, 80 steps.
+  weak: 9 terms, .05 and .010, 40 steps.
+  modest: 8 terms, .08 and .037, 40 steps.
+  control: the default questions of chains, .43, 40 steps.
 Replay begins at the first step.
-Primary measure: pass@1 on 500 held-out questions of the same kind, its mean over the first 380,
+Primary measure: the mean of pass@1 on 500 held-out questions of the same kind over the first 380,
 220, 200 and 150 thousand generated tokens.
-Rule: an arm's rate at a start of study `replay_pays` is the one with the highest mean of the
-measure over the seeds. If it is the lowest or the highest rate tried, the next one, by a factor of
-two, is run for all arms at that start. This repeats until no best rate is at the edge. So 5e-5 was
-added for `rare`, where most arms were best at 1e-4; its runs are the last of replay_pays_rates.csv.
-Seeds: two, only for the choice.
+Rule: from each start, study `replay_pays` uses an arm's rate with the highest mean of the measure
+over the seeds. If this is the lowest or the highest rate tried, the next lower or higher rate, by a
+factor of two, is run for all arms from that start. This repeats until no best rate is at the edge.
+So 5e-5 was added for `rare`, where most arms were best at 1e-4. Its runs are the last of
+replay_pays_rates.csv.
+Seeds: two, used only for this choice.
 Stopping rule: every run takes all of its steps, and no run is left out.
-Looked at before: GRPO and ExGRPO, clipped, at 2e-4 and 4e-4 from the first three starts, seed 200.
+Results seen before: GRPO and ExGRPO, clipped, at 2e-4 and 4e-4 from the first three starts, with
+seed 200.
 """
 
 from studies.protocol import Study

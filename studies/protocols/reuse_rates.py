@@ -5,28 +5,30 @@ python -m studies run reuse_rates:5e-5 --workdir=/tmp/reuse_rates_5e-5 --paralle
 python -m studies run reuse_rates:1.6e-3 --workdir=/tmp/reuse_rates_1.6e-3 --parallel=2
 
 Question: which of four learning rates suits each arm, from each of three starts?
-Arms, and how each differs:
+Arms:
   grpo: no replay, clipped, as are all arms without replay.
   epochs_2, epochs_4: no replay, but each step's rows are used two or four times.
-  dynamic: no replay; a step draws questions until 16 of them have unequal rewards, at most 48.
-  exgrpo: as in the paper; fresh rows are unclipped once replay has started.
+  dynamic: no replay. A step draws questions until 16 of them have unequal rewards, at most 48.
+  exgrpo: as in the paper. Fresh rows are unclipped once replay has started.
   unit_slope: ExGRPO, clipped, with a shaping whose slope is 1 at w = 1.
-  headroom_drift: `unit_slope`, with questions chosen by headroom and drift (arXiv:2609.03941). The
-  drift limit is .02 instead of .001, because these learning rates are a hundred times larger.
-  unit_slope_epochs_2: arm `unit_slope`, but each step's rows are used twice.
-Starts: `weak`, chains of 9 terms, and `usual`, the default questions of chains, both from the base
-policy of `replay_pays` (pass@1 .05 and .43); `guess`, episodes of up to seven turns, as in study
-`episodes` (.41). 40 steps of 16 questions with 8 responses. Replay begins at the first step.
-Primary measure: pass@1 on 500 held-out questions (200 of guess), its mean over the first 220, 150
-and 60 thousand generated tokens. Tokens of dropped groups count too.
-Rule: for each arm and start, study `reuse` uses the rate with the highest mean of the measure over
-the seeds. If it is the lowest or the highest rate tried, the next one, by a factor of two, is run
-for all arms at that start. This repeats until no best rate is at the edge. So 5e-5 was added for
-`weak` and `usual`, where `epochs_4` was best at 1e-4; `reuse_rates:5e-5` has only these runs. And
-1.6e-3 was added for `guess`, where `grpo`, `dynamic` and `unit_slope` were best at 8e-4.
+  headroom_drift: like `unit_slope`, but chooses questions by headroom and drift (arXiv:2609.03941).
+  The drift limit is .02 instead of .001, because these learning rates are a hundred times larger.
+  unit_slope_epochs_2: like `unit_slope`, but each step's rows are used twice.
+Starts: `weak` (chains of 9 terms) and `usual` (the default questions of chains), both from the base
+policy of `replay_pays`, with a pass@1 of .05 and .43. `guess` has episodes of up to seven turns, as
+in study `episodes`, with a pass@1 of .41. A run has 40 steps of 16 questions with 8 responses each.
+Replay begins at the first step.
+Primary measure: the mean of pass@1 on 500 held-out questions (200 for guess) over the first 220,
+150 and 60 thousand generated tokens. Tokens of dropped groups count, too.
+Rule: from each start, study `reuse` uses an arm's rate with the highest mean of the measure over
+the seeds. If this is the lowest or the highest rate tried, the next lower or higher rate, by a
+factor of two, is run for all arms from that start. This repeats until no best rate is at the edge.
+So 5e-5 was added for `weak` and `usual`, where `epochs_4` was best at 1e-4. `reuse_rates:5e-5` has
+only these runs. And 1.6e-3 was added for `guess`, where `grpo`, `dynamic` and `unit_slope` were
+best at 8e-4.
 Seeds: two, used only for this choice.
 Stopping rule: every run takes all of its steps, and no run is left out.
-Looked at before: nothing with these arms, except `grpo`, `exgrpo` and `unit_slope` in the studies
+Results seen before: none of these arms, except `grpo`, `exgrpo` and `unit_slope` in the studies
 named above.
 """
 

@@ -1,25 +1,28 @@
-"""Does replay save more if questions are few? Passes over the pool: 1, 2, 5, 10.
+"""Does replay save more if there are few questions? One, two, five or ten passes over a pool.
 
 python -m studies run sample_efficiency --workdir=/tmp/sample_efficiency --parallel=2
 
-Question: at the same number of steps, is ExGRPO better than GRPO on held-out questions, and does
-that depend on how often the pool of questions is read?
-Settings: 40 steps of 16 questions are 640 readings, from a pool of 640, 320, 128 or 64 questions,
-so GRPO passes over it once, twice, five or ten times. ExGRPO reads about half as many fresh ones.
-Arms: `exgrpo`; `grpo`; `grpo_retire`, which leaves out fully solved questions, as ExGRPO does;
-`grpo_half`, with 8 questions a step, about as many fresh ones as ExGRPO reads; `uniform`, ExGRPO
-that replays all questions of its buffer and all successes alike; `supervised`, which continues the
-supervised learning for about the time of 40 steps (350 updates), without reinforcement learning. It
-does not depend on the pool.
+Question: after the same number of steps, is ExGRPO better than GRPO on held-out questions? Does
+this depend on how often the pool of questions is read?
+Settings: a run of 40 steps of 16 questions makes 640 visits to questions, from a pool of 640, 320,
+128 or 64 questions. So GRPO makes one, two, five or ten passes over the pool. ExGRPO visits about
+half as many fresh questions.
+Arms:
+  `exgrpo`, `grpo`.
+  `grpo_retire`: GRPO that drops fully solved questions, as ExGRPO does.
+  `grpo_half`: GRPO with 8 questions per step, which is about as many fresh questions as in ExGRPO.
+  `uniform`: ExGRPO that draws questions from the buffer, and their successes, uniformly.
+  `supervised`: continues supervised learning for about the time of 40 steps (350 updates), without
+  reinforcement learning. This arm does not depend on the pool.
 All runs except `supervised` start from the same warm start.
-Primary measure: pass@1 on 1,000 held-out chains at the last evaluation. Also reported: out of
-distribution (500), valid steps, and all of these against fresh questions, generated tokens and
-seconds.
-Learning rate: 2e-4 with and without replay. Study `tuning` chose both by one rule, on seeds that
-are not in this study.
-Seeds: 5. On the two seeds of `tuning` the differences between ExGRPO and GRPO at one rate had
-standard deviations of .006 to .028. Then five seeds give a 95% interval of .025 to either side or
-less, so a difference of .05 can be seen.
+Primary measure: pass@1 on 1,000 held-out chains at the last evaluation. Also reported:
+out-of-distribution pass@1 (500 chains), valid steps, and all of these against fresh questions,
+generated tokens and seconds.
+Learning rate: 2e-4 with and without replay. Study `tuning` chose both by the same rule, on seeds
+that this study does not use.
+Seeds: 5. On the two seeds of `tuning`, differences between ExGRPO and GRPO at the same rate had
+standard deviations of .006 to .028. With five seeds, a 95% interval then extends at most .025 to
+either side. So a difference of .05 can be detected.
 Stopping rule: every run takes 40 steps, no run is left out, and none is added.
 """
 

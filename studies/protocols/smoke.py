@@ -1,11 +1,11 @@
-"""Does the command work? The smallest study; it says nothing about the method.
+"""Does the command work? This is the smallest study, and it says nothing about the method.
 
 python -m studies run smoke --workdir=/tmp/smoke_study
 Four runs of under a minute each on two cores.
 
 Question: does ExGRPO solve more held-out sums than on-policy GRPO after three steps?
-Arms: `exgrpo`, which replays, and `grpo`, which does not. Nothing else differs, and three steps may
-end before anything is replayed.
+Arms: `exgrpo`, which replays, and `grpo`, which does not. Nothing else differs, and the three steps
+may end before anything is replayed.
 Primary measure: pass@1 on 64 held-out sums at the last evaluation.
 Seeds: two. They give no interval, so there is no conclusion.
 Learning rate: as in configs/arithmetic.py for both arms, not tuned here.

@@ -1,27 +1,32 @@
-"""ExGRPO against GRPO on a real language model, SmolLM2-135M-Instruct, in three settings.
+"""ExGRPO and GRPO on a real language model, SmolLM2-135M-Instruct, in three settings.
 
 python -m studies run smollm2 --workdir=/tmp/smollm2_study --parallel=2
 
-Question: does replay give a language model more right answers, after the same steps and about the
-same generated tokens, and after the same fresh questions? Does that depend on how rare its
-successes are at first?
-Settings: `sums`, three numbers of two digits, .008 solved at first (avg@4), the weak start that
-replay was made for, 40 steps; `gcd`, greatest common divisors up to 100, .10 at first,
-30 steps; `mixture`, sums of two and three numbers and divisors, two to one, .02 and .08 at first,
-30 steps. 8 questions a step, 8 responses each, of 32 tokens at most.
-Arms: `exgrpo`, which replays from the first step, half of a step's questions if its buffer has that
-many, and is always clipped, as GRPO is; `grpo`, the same without replay.
-Primary measure: avg@4 at temperature 1 on 100 held-out questions after the last step; in the
-mixture, on its 74 sums. Steps are equal, and generated tokens nearly so. For equal fresh questions,
-compare GRPO's evaluation halfway with ExGRPO's at the end; results.csv has the counts.
-Refuted: that replay gives more for the same tokens, if `grpo` is level or higher at the end; that
-it saves fresh questions at the price of tokens, if `grpo` halfway is level or higher.
-Learning rate: 1e-5 for ExGRPO and 2e-5 for GRPO, for each method the best of 5e-6, 1e-5, 2e-5 and
-4e-5 on two seeds that are not in this study (`smollm2_rates`), by one rule.
-Seeds: 5. avg@4 of .1 to .2 on 100 questions has a standard error of .02 to .03. That alone gives a
-paired difference over 5 seeds an interval of about .03 to either side, so .05 can just be seen.
-Stopping rule: every run takes all its steps, no run is left out, and none is added. It takes about
-two and a half hours on two cores. You can stop it and continue, because a study resumes.
+Question: does replay help a language model to answer more questions correctly, after the same steps
+and about the same number of generated tokens, and after the same number of fresh questions? Does
+this depend on how rare its successes are at first?
+Settings, with the initial avg@4:
+  `sums`: three numbers of two digits, .008, 40 steps. This is the weak start that replay is meant
+  for.
+  `gcd`: greatest common divisors up to 100, .10, 30 steps.
+  `mixture`: two sums of two or three numbers for each divisor, .02 and .08, 30 steps.
+A step has 8 questions with 8 responses each, of at most 32 tokens.
+Arms: `exgrpo` replays from the first step. If its buffer has enough questions, half of a step's
+questions are replayed. It is always clipped, as GRPO is. `grpo` is the same without replay.
+Primary measure: avg@4 at temperature 1 on 100 held-out questions after the last step, or in the
+mixture on its 74 sums. The number of steps is equal, and the number of generated tokens nearly so.
+For an equal number of fresh questions, compare GRPO's evaluation halfway with ExGRPO's at the end.
+results.csv contains the counts.
+Refutation: if `grpo` is equal or higher at the end, replay does not gain more from the same tokens.
+If `grpo` is equal or higher halfway, replay does not save fresh questions at the cost of tokens.
+Learning rate: 1e-5 for ExGRPO and 2e-5 for GRPO. By the same rule, `smollm2_rates` chose the best
+of 5e-6, 1e-5, 2e-5 and 4e-5 for each method, on two seeds that this study does not use.
+Seeds: 5. An avg@4 of .1 to .2 on 100 questions has a standard error of .02 to .03. For this reason
+alone, the interval of a paired difference over 5 seeds extends about .03 to either side. So .05 can
+just be detected.
+Stopping rule: every run takes all its steps, no run is left out, and none is added. The study takes
+about two and a half hours on two cores. You can stop it and continue later, because a study
+resumes.
 """
 
 from studies.protocol import Study

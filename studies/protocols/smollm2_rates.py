@@ -2,19 +2,19 @@
 
 python -m studies run smollm2_rates --workdir=/tmp/smollm2_rates --parallel=2
 
-Question: which of four learning rates suits ExGRPO, and which suits GRPO, when
-SmolLM2-135M-Instruct learns sums of two and three numbers of one and two digits, and greatest
-common divisors?
-Arms: each method at each rate, always clipped. The paper's scripts do that only for GRPO.
-Setting: both tasks mixed, two sums to each divisor; 30 steps of 8 questions, 8 responses each, of
-32 tokens at most; replay from the first step. Of 100 such questions, the model solves .02 of the
-sums and .04 of the divisors at first (avg@4).
+Question: which of four learning rates suits ExGRPO, and which suits GRPO? SmolLM2-135M-Instruct
+learns sums of two and three numbers of one and two digits, and greatest common divisors.
+Arms: each method at each rate, always clipped. The paper's scripts clip only GRPO.
+Setting: a mixture of both tasks with two sums for each divisor, 30 steps of 8 questions, and 8
+responses each, of at most 32 tokens. Replay begins at the first step. On 100 such questions, the
+model's avg@4 is .02 for the sums and .04 for the divisors at first.
 Primary measure: avg@4 at temperature 1 on the 74 sums of 100 held-out questions, after 30 steps.
-Rule: a method's rate in study `smollm2` is the one with the highest mean of the measure. If it is
-the lowest or the highest rate tried, half or twice that rate is run for both methods and counts
-too, and so on. In two parts: first 1e-5, 2e-5 and 4e-5; then 5e-6, which is the last in the CSV,
-because ExGRPO's means had been .096, .081 and .017 at the three, and GRPO's were not known.
-Seeds: two, only for the choice.
+Rule: study `smollm2` uses a method's rate with the highest mean of the measure. If this is the
+lowest or the highest rate tried, half or twice that rate is run for both methods and counts too,
+and so on. The rates were run in two parts: first 1e-5, 2e-5 and 4e-5, then 5e-6, which comes last
+in the CSV. It was added because ExGRPO's means at the three rates had been .096, .081 and .017.
+GRPO's means were not known then.
+Seeds: two, used only for this choice.
 Stopping rule: every run takes 30 steps, and no run is left out.
 """
 

@@ -3,11 +3,12 @@
 python -m studies run tuning --workdir=/tmp/tuning --parallel=2
 
 Question: which of three learning rates suits ExGRPO, and which suits GRPO, in 40 steps?
-Arms: each method at each rate. Settings: chains of every difficulty, and chains of 8 terms, of
-which the policy solves few at first and which it replays from the first step.
+Arms: each method at each rate.
+Settings: chains of every difficulty, and chains of 8 terms. The policy solves few of the latter at
+first and replays them from the first step.
 Primary measure: pass@1 on held-out chains of the setting's kind at the last evaluation.
-Rule: for each setting and method, the rate with the highest mean of the measure. All arms of the
-method have it in studies of that setting.
+Rule: for each setting and method, the rate with the highest mean of the measure. In studies of that
+setting, all of the method's arms use this rate.
 Seeds: two.
 Stopping rule: every run takes 40 steps, and no run is left out.
 """

@@ -3,11 +3,13 @@
 python -m studies run tuning_weak_base --workdir=/tmp/tuning_weak_base --parallel=2
 
 Question: which of three learning rates suits ExGRPO, and which suits GRPO, from a base policy that
-has learnt its task badly? It is the warm start of another seed. It solves 30% of the chains; the
-usual one solves 44%.
-Arms: each method at each rate. Setting: chains of 8 terms, replayed from the first step.
+has learned its task badly? This policy is the warm start of another seed. It solves 30% of the
+chains, and the usual base policy solves 44%.
+Arms: each method at each rate.
+Setting: chains of 8 terms, replayed from the first step.
 Primary measure: pass@1 on 500 held-out chains of 8 terms at the last evaluation.
-Rule: for each method, the rate with the highest mean of the measure. All of its arms have it.
+Rule: for each method, the rate with the highest mean of the measure. All of the method's arms use
+it.
 Seeds: two.
 Stopping rule: every run takes 40 steps, and no run is left out.
 """

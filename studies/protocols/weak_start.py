@@ -1,20 +1,21 @@
-"""Does replay help a policy that solves few of its questions? pass@1 of about .2, .1, .06, .05.
+"""Does replay help a policy that rarely succeeds (pass@1 of about .2, .1, .06 and .05)?
 
 python -m studies run weak_start --workdir=/tmp/weak_start --parallel=2
 
-Question: if few of the training questions are solved at first, though the policy knows a good way
-to solve them, does ExGRPO learn more than GRPO, and does either collapse?
+Question: the policy solves few of the training questions at first, but knows a good way to solve
+them. Does ExGRPO learn more than GRPO, and does either collapse?
 Settings: training and held-out questions are chains of 6, 7, 8 or 9 terms. Replay begins at the
-first step, because a start at a pass rate of .35 might never come.
-Arms: `exgrpo`; `exgrpo_unclipped`, whose fresh rows are unclipped once replay has started, as in
+first step, because the policy might never reach a pass rate of .35.
+Arms: `exgrpo`; `exgrpo_unclipped`, in which fresh rows are unclipped once replay has started, as in
 the paper; `grpo`, which is always clipped.
 All runs start from the same warm start.
 Primary measure: pass@1 on 500 held-out chains of the same length at the last evaluation. A run has
-collapsed if that is below half of its value before the first step; results.csv has both.
-Learning rate: 2e-4 with replay and 4e-4 without. Study `tuning` chose both by one rule, on seeds
-that are not in this study.
-Seeds: 8. On the two seeds of `tuning` the differences between the two methods had standard
-deviations of up to .03. Then eight seeds give a 95% interval of .02 to either side or less.
+collapsed if this value is below half of the value before the first step. results.csv has both
+values.
+Learning rate: 2e-4 with replay and 4e-4 without. Study `tuning` chose both by the same rule, on
+seeds that this study does not use.
+Seeds: 8. On the two seeds of `tuning`, differences between the two methods had standard deviations
+of up to .03. With eight seeds, a 95% interval then extends at most .02 to either side.
 Stopping rule: every run takes 40 steps, no run is left out, and none is added.
 """
 

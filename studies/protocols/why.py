@@ -2,14 +2,14 @@
 
 python -m studies run why --workdir=/tmp/why --parallel=2
 
-Question: do unclipped updates harm ExGRPO because of the size of its updates? The size depends on
-the learning rate and on the number of minibatches, which makes one step's ratios leave 1. And does
-a baseline help that leaves the replayed row out of the mean?
+Question: do unclipped updates harm ExGRPO because its updates are large? Their size depends on the
+learning rate and on the number of minibatches, because ratios leave 1 after a step's first
+minibatch. And does a baseline help that excludes the replayed row from the mean?
 Setting: 40 steps of 16 questions from a pool of 640 chains of every difficulty.
-Arms: ExGRPO clipped or not (`objective.clip_schedule` always or until_replay) with 1, 2 or 4
-minibatches a step and two learning rates; GRPO, clipped or not, with the same; and
-`fresh_baseline`: ExGRPO with clip, two minibatches and the lower rate, whose fresh rows are
-compared with their own mean.
+Arms: ExGRPO, clipped or not (`objective.clip_schedule` always or until_replay), with 1, 2 or 4
+minibatches per step and two learning rates; GRPO, clipped or not, with the same choices; and
+`fresh_baseline`, which is clipped ExGRPO with two minibatches and the lower rate, but compares
+fresh rows with the mean of the fresh rows.
 Every tenth step compares the gradient of fresh and of replayed rows with the gradient of 32
 held-out questions (alignment/ in metrics.jsonl).
 All runs start from the same warm start.

@@ -1,4 +1,4 @@
-"""Marks the tests of this folder as `full`, and gives them fixtures of the package."""
+"""Marks the tests in this folder as `full`, and imports the package's fixtures."""
 
 import pathlib
 

@@ -1,4 +1,4 @@
-"""A study of two arms and its finished runs, without a folder."""
+"""An example study with two arms, and its finished runs, in memory."""
 
 from studies.protocol import Study
 from studies.runs import Evaluation, StudyRun

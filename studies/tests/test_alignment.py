@@ -1,4 +1,4 @@
-"""Gradients of a step's rows compared: with themselves, their opposite, and held-out questions."""
+"""Compares the gradient of a step's rows with itself, its opposite, and held-out questions."""
 
 import copy
 import dataclasses
@@ -61,7 +61,7 @@ def test_a_gradient_lies_along_itself_and_against_its_opposite(policy, step):
   assert set(along) == set(against) == {'alignment/fresh', 'alignment/fresh_projection'}
   assert along['alignment/fresh'] == pytest.approx(1, abs=1e-5)
   assert against['alignment/fresh'] == pytest.approx(-1, abs=1e-5)
-  # That of the held-out gradient does not count.
+  # The held-out gradient's norm does not matter.
   length = along['alignment/fresh_projection']
   assert length > 0 and against['alignment/fresh_projection'] == pytest.approx(-length, rel=1e-4)
 
@@ -86,7 +86,7 @@ def test_what_has_no_gradient_is_left_out(policy, step):
 
 
 def compare_layouts():
-  """On eight devices: what a mesh of all of them measures is what one measures."""
+  """Check on eight devices that a mesh of all of them measures the same as one device."""
   actual, expected = alignment_on(meshes.make_mesh(2, 2, 2)), alignment_on(meshes.one_device())
   assert set(actual) == set(expected) and len(expected) == 6, (actual, expected)
   for name, value in expected.items():
@@ -94,7 +94,7 @@ def compare_layouts():
 
 
 def alignment_on(mesh):
-  """Of the first rows to the others, which count as fresh ones."""
+  """Compare the first rows with the others, which are treated as fresh."""
   half = test_gradients.ROWS // 8 * 4
   first, others = (
     jax.tree.map(lambda x, rows=rows: x[rows], test_gradients.BATCH)
@@ -113,7 +113,7 @@ def test_gradients_are_compared_on_eight_devices_as_on_one():
   subprocess.run([sys.executable, '-c', script], cwd=REPOSITORY, env=environment, check=True)
 
 
-# ---- A real run, and that nothing else of it changes ----
+# ---- In a real run, measuring changes nothing else ----
 
 PARTS = ('fresh', 'replayed', 'fresh_in_mixed_groups')
 NUM_STEPS, EVERY = 8, 2
@@ -121,7 +121,7 @@ QUESTIONS, SAMPLES = 7, 5  # held out
 
 
 def changed(values):
-  """One minibatch a step, and a loss that is the policy's objective alone."""
+  """Return a config with one minibatch per step and only policy terms in the loss."""
   config = copy.deepcopy(values)
   config.num_steps = config.evaluation.every = NUM_STEPS
   config.warm_start.num_updates = 0
@@ -134,12 +134,12 @@ def changed(values):
 
 
 def flat(gradient):
-  """All entries of a gradient, float64."""
+  """Return all entries of a gradient as float64."""
   return np.concatenate([np.ravel(x) for x in jax.tree.leaves(gradient)]).astype(np.float64)
 
 
 def train(values, workdir, compiled, callbacks):
-  """Trains in this process; returns the gradients compared and applied, by step from 1 on."""
+  """Train in this process. Return the compared gradients, and the applied gradient of each step."""
   opened = experiment.open_experiment(values, str(workdir))
   run = recording.Recording(workdir, compiled, values, steps={})
   compared, applied = [], []
@@ -200,7 +200,7 @@ def test_every_other_step_says_how_its_parts_lie_to_the_held_out_gradient(run):
 
 
 def test_the_parts_add_up_to_the_steps_gradient(run):
-  """To the one that the optimiser got."""
+  """The sum is the gradient that the optimizer received."""
   steps = 0
   for step in range(EVERY, NUM_STEPS + 1, EVERY):
     (_, *parts) = [gradient for number, _, gradient in run.compared if number == step]
@@ -221,7 +221,7 @@ def test_each_row_of_a_step_is_in_one_part(run):
       inside_B = part.advantage_B != 0
       kinds = np.unique(np.stack([is_mixed_B, is_replay_B])[:, inside_B], axis=1)
       assert kinds.shape == (2, 1)
-      # All rows count in the normaliser.
+      # The normalizer counts all rows.
       np.testing.assert_array_equal(part.response_mask_BT, parts[0].response_mask_BT)
 
 

@@ -1,4 +1,4 @@
-"""The figures of runs: what their tables say is counted again here, in plain Python."""
+"""The figures of runs. Plain Python recomputes the numbers in their tables."""
 
 import collections
 import csv
@@ -29,7 +29,7 @@ def lines(path):
 
 @pytest.fixture(scope='module')
 def drawn(recorded, tmp_path_factory):
-  """Two seeds of ExGRPO and one of GRPO, drawn by the command: their folders, tables and output."""
+  """Draw two seeds of ExGRPO and one of GRPO. Return their folders, tables and output."""
   place = tmp_path_factory.mktemp('figures')
   folders = [
     other_runs.copied(recorded, place / name, seed=seed, ratio=ratio, shift=shift)
@@ -96,7 +96,7 @@ def test_the_buffer_is_that_of_the_settings_that_have_one(drawn):
 
 
 def of_setting(drawn, *runs):
-  """(run, response) of all responses."""
+  """Return (run, response) for all responses."""
   return [(run, row) for run in runs for row in drawn.responses[run]]
 
 
@@ -107,7 +107,7 @@ def kind_of(row):
 
 
 def successes_of(rows):
-  """(run, step, group) -> right responses, the replayed one included."""
+  """Return (run, step, group) -> correct responses, including the replayed one."""
   return collections.Counter(
     (run, row['step'], row['group']) for run, row in rows if row['outcome'] == 'correct'
   )
@@ -206,7 +206,7 @@ def setting(label, *seeds):
 
 
 def test_the_ablation_is_of_the_last_step_after_0_that_all_runs_have():
-  """At step 0 nothing has been trained, so that all settings are alike."""
+  """At step 0, nothing has been trained, so all settings are the same."""
   groups = [setting('a', {0: 0.1, 5: 0.2, 10: 0.3}, {0: 0.1, 5: 0.4}), setting('b', {0: 0, 5: 0.5})]
   drawn = training_figures.ablation(groups)
   assert [(row['step'], row['mean']) for row in drawn.rows] == [(5, pytest.approx(0.3)), (5, 0.5)]
@@ -253,11 +253,11 @@ def test_what_cannot_be_is_refused_in_one_line(recorded, tmp_path):
     assert outcome.err.count('\n') == 1
 
 
-# ---- Of a study ----
+# ---- A study's results ----
 
 
 def test_the_results_of_a_study_are_made_again_from_its_csv(tmp_path):
-  """A difference, and its corrected interval, as docs/results.md has them."""
+  """Check a difference and its corrected interval against docs/results.md."""
   (outcome,) = forked.run(
     [['studies.__main__', 'figures', 'replay_pays_smollm2', f'--out={tmp_path}']]
   )

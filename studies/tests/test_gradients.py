@@ -1,4 +1,4 @@
-"""gradients.py: the estimates behind the table of gradients in studies/README.md."""
+"""The estimates of gradients.py for the table of gradients in studies/README.md."""
 
 import math
 import pathlib

@@ -1,4 +1,4 @@
-"""The figure of what arms reached beside the baseline: its numbers, by hand."""
+"""The numbers in the figure of differences from the baseline, computed by hand."""
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ from studies.tests.examples import run, study
 
 
 def test_an_arm_stands_at_the_mean_of_its_differences_with_the_interval_that_decides():
-  """Over 100 tokens from 0 to its score, a run has half of it; two settings, two comparisons."""
+  """A run that rises from 0 over 100 tokens has half its score as mean. Two comparisons."""
   gained = np.array([0.1, 0.2, 0.6])
   runs = [
     *(run('exgrpo', seed, 0.0, 0.2 + score) for seed, score in enumerate(gained)),

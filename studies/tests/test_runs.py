@@ -1,4 +1,4 @@
-"""What explains the scores of a study's runs, by hand."""
+"""Scores of a study's runs and the metrics that explain them, computed by hand."""
 
 import csv
 import json
@@ -20,13 +20,13 @@ STEP = {'replay/rows': 0, 'length/total': 10, 'time/step': 1.0}
 
 
 def write_metrics(workdir, steps):
-  """Metrics of steps 0, 1, …: what is given of each, and of training what every step has."""
+  """Write metrics for steps 0, 1, …: the given ones, and those that every training step has."""
   lines = [{'step': step, **(STEP if step else {}), **given} for step, given in enumerate(steps)]
   (workdir / 'metrics.jsonl').write_text(''.join(json.dumps(line) + '\n' for line in lines))
 
 
 def write_questions(workdir, first_step, questions):
-  """Write a file of records with the rows that each step from the first on worked on."""
+  """Write a file of records with the questions of consecutive steps, starting at `first_step`."""
   rows = [(first_step + i, row) for i, step in enumerate(questions) for row in step]
   filled = {'group': 0, 'is_replay': False, 'correctness': 0.5}
   schema = step_records.QUESTIONS
@@ -42,7 +42,7 @@ def scored(value):
 
 
 def test_what_explains_a_score_is_the_mean_since_the_evaluation_before(tmp_path):
-  """Over the steps that have it: step 1 is not among those of step 4, and 2 has no replay."""
+  """Only steps that have the metric count. Step 4's mean excludes step 1; step 2 has no replay."""
   write_metrics(
     tmp_path,
     [
@@ -59,7 +59,7 @@ def test_what_explains_a_score_is_the_mean_since_the_evaluation_before(tmp_path)
   assert first.explaining == {'replay/rows': 0.0, 'replay/times_mean': 9.0}
   assert last.explaining == pytest.approx(
     {
-      'replay/rows': 2.0,  # of 0, 2 and 4
+      'replay/rows': 2.0,  # mean of 0, 2 and 4
       'replay/times_mean': 2.0,
       'replay/effective_sample_size': 0.6,
       'alignment/fresh': 0.5,
@@ -77,7 +77,7 @@ def test_fresh_questions_include_those_of_dropped_groups(tmp_path):
 
 
 def test_scores_of_later_evaluations_are_added_to_the_last(tmp_path):
-  """Not scores of another step, and not a score that the run has measured itself."""
+  """Except scores of another step, and scores that the run has measured itself."""
   write_metrics(tmp_path, [scored(0.1), scored(0.2)])
   (tmp_path / 'evaluation').mkdir()
   later = [
@@ -109,7 +109,7 @@ def test_different_questions_are_counted(second, first_step, counted, tmp_path):
 
 
 def test_a_run_is_known_by_the_parameters_that_it_began_with(tmp_path):
-  """Whatever the optimiser; and once more when it resumes, for its first start has said so."""
+  """The optimizer state does not matter. A resumed run keeps the digest of its first start."""
 
   def digest(params, moments=0.0):
     state = TrainState({'w': jnp.array(params)}, (jnp.array(moments),))
@@ -123,7 +123,7 @@ def test_a_run_is_known_by_the_parameters_that_it_began_with(tmp_path):
 
 
 def test_what_a_run_does_not_have_is_empty_in_the_table(tmp_path):
-  """Of two runs, one without replay, alignment, records or digest; and both are read as written."""
+  """One of two runs has no replay, alignment, records or digest. Both are read as written."""
 
   def run(seed, warm_start, evaluation):
     return runs.StudyRun('sums', 'grpo', seed, 'python', (), warm_start, True, (evaluation,))

@@ -1,4 +1,4 @@
-"""The study command: a protocol older than its results, runs resumed, and paired differences.
+"""The study command: protocols older than their results, resumed runs, and paired differences.
 
 Runs are of fake_trainer.py, which after two steps score
 replay.ratio + seed / 10 + objective.kl_coefficient * seed + .02.
@@ -109,12 +109,12 @@ def tables(text):
 
 
 def test_the_results_are_those_by_hand(finished):
-  """Two seeds have means, and no interval from which anything could be concluded."""
+  """Two seeds have means but no interval, so there is no verdict."""
   text = (finished / 'runs' / 'results.md').read_text()
   assert text.startswith('# Study which\n\nIs more better?\n\nProtocol written 20')
   assert '4 of 4 runs finished. Commits: c0ffee, c0ffee+ (+: with uncommitted changes).' in text
   assert 'Missing' not in text
-  exgrpo, grpo, difference = ['0.6200', '-'], ['0.0700', '-'], ['+0.5500', '-']  # of .52 and .72
+  exgrpo, grpo, difference = ['0.6200', '-'], ['0.0700', '-'], ['+0.5500', '-']  # .52 and .72
   means = ['mean', '95% interval', 'interquartile mean', '95% interval']
   assert tables(text) == [
     ['arm', 'seeds', 'step', *means],
@@ -144,7 +144,7 @@ def test_last_policies_are_evaluated_once_with_many_samples(
 ):
   evaluated = []
 
-  def evaluate(source, values, specs, out):  # what `prepared` would return is left as it is
+  def evaluate(source, values, specs, out):  # `prepared` passes them through
     evaluated.append(os.path.basename(source.path))
     samples, score = values.evaluation.samples, len(evaluated) / 10
     measured = {f'eval/sums_to_2/avg@{samples}': score, f'eval/sums_to_2/pass@{samples}': 1.0}
@@ -169,7 +169,7 @@ def test_last_policies_are_evaluated_once_with_many_samples(
 
 
 def test_runs_share_a_warm_start_where_they_would_train_the_same(write_study, tmp_path):
-  """Those of a seed, but for an arm that warms up longer; a path of one's own is left as it is."""
+  """Runs with the same seed share, except an arm with a longer warm start or its own path."""
   arms = (
     "{'exgrpo': {'replay.ratio': .5}, 'grpo': {'replay.ratio': 0.}, "
     "'long': {'warm_start.num_updates': 9}, 'own': {'warm_start.path': 'kept'}}"
@@ -253,7 +253,7 @@ def test_a_protocol_of_an_earlier_version_lacks_what_has_been_added_since(finish
 
 
 def test_a_protocol_or_config_that_has_changed_is_refused(write_study, start, tmp_path):
-  """Also where only commands were printed: those may be running somewhere."""
+  """Even if only commands were printed, because they may be running somewhere."""
   config = tmp_path / 'mine.py'
   text = 'from exgrpo_jax.configs import smoke\n\ndef get_config():\n  return smoke.get_config()\n'
   config.write_text(text)
@@ -369,7 +369,7 @@ NAMES = [*protocol.names(), 'collapse:4e-4', 'lake:6', 'reuse:usual', 'reuse:gue
 @pytest.mark.parametrize('name', NAMES)
 def test_every_study_of_the_folder_can_be_run(name, tmp_path):
   chosen = protocol.load(name)
-  seeds = chosen.study.seeds[:2]  # the others differ in nothing else, and take as long to plan
+  seeds = chosen.study.seeds[:2]  # the other seeds differ in nothing else, and take as long to plan
   fewer = chosen._replace(study=dataclasses.replace(chosen.study, seeds=seeds))
   _, planned = study.plan(fewer, str(tmp_path / 'runs'))
   assert len(planned) == len(chosen.study.arms) * len(chosen.study.settings) * len(seeds)

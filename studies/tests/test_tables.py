@@ -1,4 +1,4 @@
-"""The tables of a study, by hand: what they conclude, and from what they conclude nothing."""
+"""The tables of a study and their verdicts, computed by hand."""
 
 import math
 
@@ -11,7 +11,7 @@ from studies.tests.examples import run, study
 
 
 def tables(*runs, settings=('sums',), **fields):
-  """Return the tables of a setting with baseline 'grpo', as rows of cells without heads."""
+  """Return the tables of a setting with baseline 'grpo', as rows of cells without headers."""
   text = study_tables.setting('sums', runs, study(settings, **fields))
   found = []
   for block in text.split('\n\n'):
@@ -37,7 +37,7 @@ def test_a_difference_is_judged_by_all_of_its_interval(low, high, said):
 
 
 def test_three_seeds_have_intervals_and_a_conclusion():
-  """Of means from the lowest to the highest seed; pairs differ by .25, .5 and .75."""
+  """Intervals reach from the lowest to the highest seed; pairs differ by .25, .5 and .75."""
   arms, differences, seeds = tables(
     *(run('exgrpo', seed, 0.0, 0.25 + 0.25 * seed) for seed in (0, 1, 2)),
     *(run('grpo', seed, 0.0, 0.0) for seed in (0, 1, 2)),
@@ -46,7 +46,7 @@ def test_three_seeds_have_intervals_and_a_conclusion():
   assert arms[0] == ['exgrpo', '3', '1', *interval, *interval]
   assert arms[1] == ['grpo', '3', '1', '0.0000', '-', '0.0000', '-'], 'equal values have none'
   signed = ['+0.5000', '+0.2500 to +0.7500']
-  # .5 and 4.303, of two degrees of freedom, times .25 / sqrt(3).
+  # .5 ± 4.303 (t with two degrees of freedom) times .25 / sqrt(3).
   assert differences == [['exgrpo', '3', *signed, *signed, '-0.1210 to +1.1210', 'undecided']]
   assert seeds[0] == ['exgrpo', '0.2500', '0.5000', '0.7500']
 
@@ -67,12 +67,12 @@ def test_intervals_that_decide_are_wider_the_more_comparisons_there_are():
     *(run('grpo', seed, 0.25) for seed in (0, 1, 2)),
   ]
   said = [tables(*runs, settings=settings)[1][0][6:] for settings in ('a', 'abcde')]
-  # 4.303 and, at 1 - .05 / 5, 9.925 times .01 / sqrt(3).
+  # t is 4.303, and 9.925 at the level 1 - .05 / 5, times .01 / sqrt(3).
   assert said == [['+0.2352 to +0.2848', 'larger'], ['+0.2027 to +0.3173', 'larger']]
 
 
 def test_the_mean_over_tokens_is_the_area_under_the_curve():
-  """Over 150 tokens: from 0 to .4 in 100, and on to .6, where one run ends."""
+  """Over 150 tokens, a run rises from 0 to .4 in 100 tokens, and then to .6 if it goes on."""
   found = tables(
     run('exgrpo', 0, 0.0, 0.4, 0.8), run('exgrpo', 1, 0.0, 0.4), run('grpo', 0, 0.1), tokens=150
   )
@@ -102,7 +102,7 @@ def test_from_two_seeds_nothing_is_concluded():
 
 
 def test_an_arm_whose_runs_were_last_evaluated_at_other_steps_says_at_which():
-  """One ended early, its validation no longer improving."""
+  """One run stopped early because its validation score no longer improved."""
   arms, *_ = tables(
     run('exgrpo', 0, 0.0, 0.5), run('exgrpo', 1, 0.0, 0.5, 0.5), run('grpo', 0, 0.0)
   )
@@ -112,4 +112,4 @@ def test_an_arm_whose_runs_were_last_evaluated_at_other_steps_says_at_which():
 def test_the_interquartile_mean_leaves_out_a_quarter_at_each_end():
   eight = np.array([9.0, 1, 2, 100, 3, 4, -50, 5])  # -50 and 1 are left out, as are 9 and 100
   assert study_tables.interquartile_mean(eight) == 3.5
-  assert study_tables.interquartile_mean(np.array([1.0, 2, 6])) == 3  # of three, none
+  assert study_tables.interquartile_mean(np.array([1.0, 2, 6])) == 3  # none is left out

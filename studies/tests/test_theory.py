@@ -1,4 +1,4 @@
-"""The formulas and numbers of studies/theory.md, by enumeration through the real loss."""
+"""Checks the formulas and numbers of studies/theory.md by enumeration with the real loss."""
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ FRESH, ZERO, BALANCED = (
   dict(replay_advantage='zero'),
   dict(replay_advantage='balanced'),
 )
-# By the beginning of a row.
+# Keys are the beginnings of table rows.
 ROWS = {
   'mixed, the paper': PAPER,
   '`baseline=fresh`': FRESH,
@@ -31,7 +31,7 @@ def logits_of(pass_rate):
 
 
 def slopes(logits):
-  """Compute the gradients of pass rate and entropy by the logits."""
+  """Compute the gradients of pass rate and entropy with respect to the logits."""
   probability = softmax(logits)
   of_right = np.eye(len(logits))[0] - probability
   return probability[0] * of_right, -probability * (np.log(probability) + entropy(logits))
@@ -45,7 +45,7 @@ def numbers(row, table):
 
 
 def moved(values, logits, group_size, **given):
-  """Compute the expected gradients of fresh and of stored rows; the stored one is right."""
+  """Compute the expected gradients of fresh and stored rows. The stored row is correct."""
   chance, fresh, stored = gradients(changed(**values), logits, group_size, **given)
   return chance @ fresh, chance @ stored
 
@@ -112,7 +112,7 @@ def test_the_signal_of_a_group_over_its_noise(row):
 
 
 def test_the_shift_of_fresh_advantages_is_no_force_on_entropy_but_noise():
-  """A small step by every possible group changes the entropy as its expected gradient does."""
+  """Averaged over all groups, a small step changes the entropy as the expected gradient does."""
   logits = logits_of(1 / 2)
   of_pass_rate, of_entropy = slopes(logits)
   variance = {}

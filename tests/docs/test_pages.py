@@ -24,7 +24,6 @@ from exgrpo_jax.algorithm import (
   trajectory_rules,
 )
 from exgrpo_jax.config import PAPER, build, defaults, setting
-from exgrpo_jax.data import questions
 from exgrpo_jax.data.tasks import chains, sums
 from exgrpo_jax.data.tasks.catalogue import TASKS
 from exgrpo_jax.datatypes import ReplayScores, Response, Trajectory
@@ -35,7 +34,6 @@ from exgrpo_jax.errors import InputError
 from exgrpo_jax.experiment import config_files
 from exgrpo_jax.experiment.settings import RunConfig, parse_config
 from exgrpo_jax.grading import pool, reward_functions, rewards, settings, verifier
-from exgrpo_jax.grading.verifier import Judgement
 from exgrpo_jax.huggingface import families
 from exgrpo_jax.learner import optimizer
 from exgrpo_jax.rollout import scoring
@@ -242,7 +240,7 @@ def test_the_boards_can_be_played():
 
 
 HEADINGS = ('loss term', 'fresh loss term', 'baseline', 'question rule', 'selection rule')
-HEADINGS += ('optimizer', 'model family', 'data source', 'verifier', 'sampler', 'callback')
+HEADINGS += ('optimizer', 'model family', 'sampler', 'callback')
 BLOCKS = dict(zip(HEADINGS, python_of('extending.md'), strict=True))
 
 
@@ -398,20 +396,6 @@ def test_a_model_family():
   families.FAMILIES['Olmo2ForCausalLM'] = None
   run(BLOCKS['model family'])
   assert families.FAMILIES['Olmo2ForCausalLM'] == described
-
-
-def test_a_data_source(tmp_path):
-  (tmp_path / 'squares.py').write_text(BLOCKS['data source'])
-  config = settings_with(data=('cache_dir', str(tmp_path / 'cache'))).data
-  loaded = questions.load(config, f'{tmp_path}/squares.py:test')
-  assert (len(loaded), loaded[3].answer) == (100, str(1003**2))
-
-
-def test_a_verifier():
-  judge = run(BLOCKS['verifier'])['LastLine']().judge
-  question = type('Question', (), {'answer': '3'})
-  assert judge('1\n3', question) == Judgement('correct', '3')
-  assert judge('3\n1', question).outcome == 'wrong'
 
 
 def test_a_sampler():
