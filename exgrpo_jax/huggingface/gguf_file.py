@@ -132,12 +132,11 @@ class Slice:
     part = part[..., start - first * values : stop - first * values]
     if not self.head_size:
       return part
-    # llama.cpp pairs neighbors, Hugging Face i and i + H/2, so conversion interleaved the halves.
+    # llama.cpp's RoPE pairs neighbors, ours i and i + H/2. Undo the interleaving of the halves.
     pairs = part.reshape(-1, self.head_size // 2, 2, part.shape[-1])
     return pairs.swapaxes(1, 2).reshape(part.shape)
 
   def _dequantized(self, blocks: np.ndarray, columns: int) -> np.ndarray:
-    """Dequantize some blocks to float32."""
     if blocks.ndim == 1:
       return self.gguf.dequantize(blocks, self.stored.tensor_type)
     # Dequantize some rows at a time: the package needs several times its result's memory.

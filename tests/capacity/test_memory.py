@@ -229,7 +229,7 @@ def test_lognormal_lengths_have_the_median_and_the_limit(spec, median, limit):
   assert np.median(drawn) == pytest.approx(median, rel=0.02)
   assert drawn.min() >= 1 and drawn.max() == limit
   described = lengths.describe(spec, 8192)
-  assert f'median {median:,}' in described and f'cut at {limit:,}' in described
+  assert f'median {median:,}' in described and f'limit {limit:,}' in described
 
 
 def test_the_99th_percentile_is_eight_medians():

@@ -325,7 +325,7 @@ def test_a_small_config_compiles_for_a_slice():
     assert re.search(part.format(name, words), done.stdout)
   assert re.search(r'  sum +[0-9.]+ s  [0-9,]+ response tokens per second', done.stdout)
   assert 'with config.rollout.partial=True' in done.stdout
-  assert 'median 40, 99th percentile 8 medians, cut at 1,024' in done.stdout
+  assert 'median 40, 99th percentile 8 medians, limit 1,024' in done.stdout
   assert done.stdout.splitlines()[-1] == 'fits'
 
 

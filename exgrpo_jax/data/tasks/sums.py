@@ -37,7 +37,7 @@ class Split(NamedTuple):
   """A split's size and difficulty."""
 
   questions: int
-  min_digits: int  # added to the first term
+  min_digits: int  # terms added to the first, all digits
   max_digits: int  # inclusive
   is_high: bool  # True: every digit is at least ARITHMETIC_HIGH; False: at least one is below it
   source: str  # the Question's source
@@ -159,5 +159,5 @@ def _calculator_row(rng: np.random.Generator, seen: set[str]) -> Record:
     text = f'{start}{"".join(f"{term:+d}" for term in terms)}'
     if min(totals) >= 0 and max(totals) <= LARGEST_TOTAL and text not in seen:
       seen.add(text)
-      solution = f'{start}{terms[0]:+d} ={totals[-1]}?'  # the characters used in a turn
+      solution = f'{start}{terms[0]:+d} ={totals[-1]}?'  # has every character of a turn
       return task_record(text, totals[-1], solution, 'calculator')
