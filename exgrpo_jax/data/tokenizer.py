@@ -43,7 +43,7 @@ _OF_JSON = ('tokenizer_config.json', 'added_tokens.json', 'chat_template.jinja')
 
 @dataclasses.dataclass(frozen=True)
 class TokenizerConfig:
-  """The tokenizer to use, or to train."""
+  """The tokenizer to load or to train."""
 
   path: str = setting(
     '',

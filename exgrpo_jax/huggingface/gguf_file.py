@@ -95,7 +95,8 @@ def slices(path: str, tensors: Mapping[str, Tensor], head_size: int) -> dict[str
     stored, shape = found[own], list(tensors[name].shape)
     if (found_shape := stored.shape.tolist()[::-1]) != shape:
       raise InputError(
-        f'{path}: tensor {own} has shape {found_shape}, but the metadata requires {shape}.'
+        f'{path}: tensor {own} has shape {found_shape}, but the metadata requires {shape}. Convert '
+        'the model again.'
       )
     is_permuted = family == 'llama' and name.endswith(('q_proj.weight', 'k_proj.weight'))
     _, block_bytes = gguf.GGML_QUANT_SIZES[stored.tensor_type]

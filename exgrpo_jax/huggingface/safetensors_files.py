@@ -165,7 +165,7 @@ def _check(
     if stored.get_shape() != expected:
       raise InputError(
         f'{path}: tensor {name} has shape {stored.get_shape()}, but config.json requires '
-        f'{expected}.'
+        f'{expected}. Use the config.json that belongs to this checkpoint.'
       )
     if stored.get_dtype() not in _DTYPES:
       raise InputError(
