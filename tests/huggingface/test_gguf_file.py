@@ -304,7 +304,8 @@ def test_the_model_in_the_wheel_is_written_to_a_folder(index, tmp_path, capsys):
   out = tmp_path / 'SmolLM2'
   prepare._smollm2(types.SimpleNamespace(out=str(out)))
   printed = capsys.readouterr().out
-  assert printed == f'{out}: SmolLM2-135M-Instruct, with quantized weights converted to float32\n'
+  line = f'{out}: SmolLM2-135M-Instruct, with quantized weights converted to float32\n'
+  assert printed.endswith(line)  # slow machines print progress first
   text = 'so \\boxed{12}'
   assert tokenizer.load(out).encode(text) == tokenizer.load(QWEN2).encode(text)
   assert policies.open_policy(str(out)).experiment.model.vocab_size == 320
