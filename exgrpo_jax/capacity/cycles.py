@@ -108,7 +108,7 @@ def parse(text: str) -> Module:
 
 
 def module_of(lowered: jax.stages.Lowered, executable: jax.stages.Compiled) -> Module:
-  """Read a compiled program.
+  """Return a compiled program's module.
 
   If JAX cannot print the program, it is compiled again and dumped by libtpu. JAX 0.10.2 fails on
   some programs for v6e ("async-update instruction should have 1 operands").
@@ -259,7 +259,7 @@ def estimate(module: Module, chip: Chip, num_chips: int, trips: float = 1) -> Se
 def collective_seconds(collective: Operation, chip: Chip, num_chips: int) -> float:
   """Estimate a collective as a ring over its chips: bytes over the links, plus latency per hop.
 
-  A permutation is one step to a neighbour. An all-reduce is a reduce-scatter plus an all-gather.
+  A permutation is one step to a neighbor. An all-reduce is a reduce-scatter plus an all-gather.
   """
   kind = collective.kind.removesuffix('-start')
   size = collective.bytes

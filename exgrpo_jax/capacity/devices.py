@@ -24,7 +24,7 @@ class Chip(NamedTuple):
   memory: float  # bytes that programs can use, slightly less than the chip's memory
   flops: float  # per second, in bfloat16
   bandwidth: float  # of the chip's memory, in bytes per second
-  link: float  # of one link to a neighbouring chip, in bytes per second per direction
+  link: float  # of one link to a neighboring chip, in bytes per second per direction
   clock: float  # cycles per second
   matrix_unit: int  # number of rows, equal to the number of columns
 

@@ -23,8 +23,8 @@ _GB = 1e9
 _CUDA_13_DRIVER = 580  # the first NVIDIA driver for CUDA 13
 _NAMES = {'cuda': 'an NVIDIA GPU', 'tpu': 'a TPU', 'rocm': 'an AMD GPU'}
 _OPTIONAL = {
-  'wandb': "config.metrics.wandb_project; pip install -e '.[wandb]'",
-  'gcsfs': "gs:// paths; pip install -e '.[gcs]'",
+  'wandb': "config.metrics.wandb_project, run pip install -e '.[wandb]'",
+  'gcsfs': "gs:// paths, run pip install -e '.[gcs]'",
 }
 
 
@@ -43,7 +43,7 @@ def findings() -> Iterator[Finding]:
   yield from _devices()
   for package, use in _OPTIONAL.items():
     is_here = importlib.util.find_spec(package) is not None
-    yield Finding(package, 'installed' if is_here else f'not installed; needed for {use}')
+    yield Finding(package, 'installed' if is_here else f'not installed. For {use}.')
   has_token = huggingface_hub.get_token() is not None
   without = 'no token found. For gated models, run hf auth login.'
   yield Finding('hub', 'token found' if has_token else without)

@@ -194,7 +194,7 @@ def _print_advice(config: RunConfig, may_fit: bool, is_fitted: bool = False) -> 
 
 def _print_time(estimate: Estimate, work: Workload, num_chips: int, config: RunConfig) -> Speed:
   """Print and return how long one step and the whole run take."""
-  print('a step, estimated, not measured:')
+  print('time of one step (estimated, not measured):')
   for part in estimate.parts:
     print(f'  {part.name:<12} {part.seconds:7.2f} s  {part.detail}'.rstrip())
   seconds, tokens = estimate.seconds, sum(work.fresh) + sum(work.replayed)

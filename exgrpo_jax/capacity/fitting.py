@@ -1,6 +1,6 @@
-"""A search for the numbers of slots and microbatch tokens that fit one GPU, by formula.
+"""Search for the most slots and microbatch tokens that fit one GPU, by formula.
 
-Both settings only affect memory, time and rounding. The search treats them independently, because
+Both settings affect only memory, time and rounding. The search treats them independently, because
 they affect different programs.
 """
 

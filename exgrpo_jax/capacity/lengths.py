@@ -43,7 +43,7 @@ def describe(spec: str, limit: int) -> str:
   if not (lognormal := _parse(spec, limit)):
     return f'drawn from the generated responses of {spec}'
   median, limit = lognormal
-  return f'lognormal, median {median:,.0f}, 99th percentile {_SPREAD} medians, cut at {limit:,}'
+  return f'lognormal, median {median:,.0f}, 99th percentile {_SPREAD} medians, limit {limit:,}'
 
 
 def _parse(spec: str, limit: int) -> tuple[float, int] | None:

@@ -129,7 +129,7 @@ CPU = Platform(has_scores=True, logit_arrays=3, has_new_moments=True)
 def of_gpu(dtype: str) -> Platform:
   """Return the GPU platform for a dtype.
 
-  XLA:GPU fuses arrays that XLA:CPU materialises. cuDNN's bfloat16 attention stores no scores.
+  XLA:GPU fuses arrays that XLA:CPU materializes. cuDNN's bfloat16 attention stores no scores.
   """
   has_scores = attention.backend_for('gpu', dtype) != 'cudnn'
   return Platform(has_scores=has_scores, logit_arrays=1, has_new_moments=False)

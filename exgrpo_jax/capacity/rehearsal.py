@@ -1,4 +1,4 @@
-"""Compilation of all of a run's programs on its devices, without taking a step.
+"""Compile all of a run's programs on its devices, without taking a step.
 
 The rollout and the learner list their programs with arrays of the same shapes and layouts as in
 training. A run therefore finds all programs in the compilation cache, and their memory is known
@@ -48,8 +48,8 @@ def run(experiment: Experiment) -> None:
   fullest = max(peaks, key=lambda name: peaks[name])
   if peaks[fullest] > limit:
     raise InputError(
-      f'the program {fullest} needs {peaks[fullest] / 1e9:.1f} GB, but the device has '
-      f'{limit / 1e9:.1f} GB. A run would fail when it calls this program.'
+      f'the program {fullest} needs {peaks[fullest] / 1e9:.1f} GB, but the device has only '
+      f'{limit / 1e9:.1f} GB. Lower config.rollout.slots or config.microbatch.tokens.'
     )
 
 

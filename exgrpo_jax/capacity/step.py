@@ -1,6 +1,6 @@
-"""A training step's programs, listed by the rollout and the learner, and their estimated time.
+"""Estimates of a training step's time from the programs that the rollout and the learner list.
 
-Nothing is measured; cycles.py explains how a program's time is estimated.
+No program runs. cycles.py explains how a program's time is estimated.
 """
 
 import dataclasses
@@ -27,11 +27,11 @@ from exgrpo_jax.runtime.compilations import Program
 
 # Assumed times that the device waits for the host; not measured.
 SYNC_SECONDS = 0.003  # between two decode calls
-HOST_SECONDS = 1.0  # in a step, for verdicts, the batch and logging
+HOST_SECONDS = 1.0  # per step, for grading, batching and logging
 # Assumed, because no data are available.
 PROMPT = 150  # tokens
 CANDIDATES = 4  # stored responses of a replayed question
-EVALUATED = 2259  # questions: the rows of the authors' valid.parquet
+EVALUATED = 2259  # questions in the authors' valid.parquet
 # Drafts per row and pass, and the resulting tokens per pass, measured with Qwen2.5-Coder-0.5B on
 # GSM8K (eight responses per question, each drafting from the others).
 DRAFTS, TOKENS_PER_PASS = '3', 1.7
@@ -41,7 +41,7 @@ _TOKENIZER: Any = types.SimpleNamespace(eos_ids=(0,), pad_id=0)  # any token wor
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-  """A config's step, represented only by array shapes, so its devices need not exist."""
+  """A config's training step, described only by array shapes, so its devices need not exist."""
 
   config: RunConfig
   spec: gradients.UpdateSpec
@@ -132,7 +132,7 @@ def workload(config: RunConfig, spec: str, evaluated: int) -> Workload:
   )
   drawn = lengths.draw(spec, sum(counts), rollout.max_response)
   fresh, of_replayed, candidates, of_evaluation = np.split(drawn, np.cumsum(counts)[:-1])
-  # In each step, `replayed` groups have one fewer fresh response.
+  # In each step, `replayed` groups contain one fewer fresh response.
   num_groups = programs.num_groups(programs.with_partial_rollouts(rollout))
   sizes = rollout.group_size - np.diff(np.arange(num_groups + 1) * replayed // rollout.questions)
   in_groups = lengths.draw(spec, int(sizes.sum()), rollout.max_response)

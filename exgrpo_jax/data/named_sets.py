@@ -1,4 +1,4 @@
-"""Data sets by name: splits on the Hugging Face Hub, and TFDS data sets.
+"""Load data sets by name, from the Hugging Face Hub or TFDS.
 
 A Hub split is written `owner/name:config:split`, or `owner/name:split` if the data set has only
 one config. Either form may include a revision: `owner/name@revision:…`. Only parquet is read. The
@@ -79,7 +79,7 @@ def locate(split: HubSplit) -> tuple[hub.Repository, Sequence[str]]:
   """Return the repository, pinned to a commit, and the paths of the split's files in it.
 
   All hosts must call this before `files`, to agree on the commit. Raises InputError if the split
-  cannot be fetched, or does not exist; the message then lists the splits that do.
+  cannot be fetched or does not exist. If it does not exist, the message lists the splits that do.
   """
   layout: Layout = {}
   for repository, layout in _layouts(split.repository):

@@ -1,9 +1,9 @@
-"""Prompts: render a question's messages as the text that the model reads.
+"""Render a question's messages as the prompt that the model reads.
 
 Chat templates come with checkpoints and are code, so they run in jinja2's sandbox. They can use all
 globals, filters and tags that transformers provides. Only the date is fixed, because a prompt with
 today's date would make runs irreproducible: Llama 3.2's template falls back to its own date, and
-templates that require strftime_now (SmolLM3's) get the same one.
+templates that require strftime_now (SmolLM3's) get the same date.
 """
 
 import dataclasses
@@ -33,7 +33,7 @@ _TURN = 'the-turn-before'  # placeholder for a turn's content while a template i
 # Arguments that every prompt passes to the chat template, in addition to the special tokens.
 _PASSED = ('messages', 'tools', 'documents', 'add_generation_prompt')
 _FUNCTIONS = {'raise_exception', 'strftime_now'}  # transformers provides these to templates
-_TODAY = datetime.date(2024, 7, 26)  # Llama 3.2's date where strftime_now is not defined
+_TODAY = datetime.date(2024, 7, 26)  # Llama 3.2's date if strftime_now is undefined
 
 # The paper's instructions, reworded. A system message from the data or config takes precedence.
 SYSTEM = (
@@ -279,7 +279,7 @@ def _compile(template: str) -> jinja2.Template:
 
   environment = _environment()
   environment.globals['raise_exception'] = raise_exception
-  if 'strftime_now is' not in template:  # such templates have a date for where it is not defined
+  if 'strftime_now is' not in template:  # other templates have a fallback date
     environment.globals['strftime_now'] = _TODAY.strftime
   environment.filters['tojson'] = functools.partial(json.dumps, ensure_ascii=False)
   return environment.from_string(template)
@@ -289,9 +289,9 @@ def _compile(template: str) -> jinja2.Template:
 def _variables(template: str) -> frozenset[str] | None:
   """Return the names of the variables that a caller may pass to the template.
 
-  Variables that the template sets itself count only if it checks whether they are defined, as in
-  `{% if date is not defined %}`. Returns None for a template with a syntax error, which rendering
-  will report.
+  Variables that the template sets itself are included only if it checks whether they are defined,
+  as in `{% if date is not defined %}`. Returns None for a template with a syntax error, which
+  rendering will report.
   """
   environment = _environment()
   try:
@@ -308,7 +308,7 @@ def _variables(template: str) -> frozenset[str] | None:
 
 
 class _Generation(jinja2.ext.Extension):
-  """The tag `{% generation %}`, which marks what the model writes and does not change the text."""
+  """The tag `{% generation %}`, which marks generated text and does not change it."""
 
   tags: ClassVar = {'generation'}
 

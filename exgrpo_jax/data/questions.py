@@ -40,7 +40,7 @@ _SPEC = re.compile(
   r'(?P<base>.+?)(?P<columns>\{[^{}]*\})?(?P<slicing>\[[^\[\]]*\])?(?P<columns_last>\{[^{}]*\})?'
 )
 _SLICE = re.compile(r'\[\s*(-?[\d_.]+%?)?\s*:\s*(-?[\d_.]+%?)?\s*\]')
-_LONG_NAME = 120  # bytes; file names add up to 80 and are limited to 255
+_LONG_NAME = 120  # bytes; file names add up to 80 more, and the limit is 255
 
 
 @dataclasses.dataclass(frozen=True)
@@ -173,7 +173,7 @@ def load(config: DataConfig, spec: str) -> Dataset:
 
 
 def _files(config: DataConfig, spec: str, base: str) -> tuple[list[RowFile], str]:
-  """Return a spec's files and the source for rows without a source column ('': the file name).
+  """Return a spec's files and the source for rows without a source column ('' means its name).
 
   The spec must not name an embedded task.
   """
@@ -203,7 +203,9 @@ def _of_store(spec: str, found: Store, name: str, split: str) -> Dataset:
   if split not in found.sizes:
     raise InputError(f"{spec}: {name} has no split '{split}' (has: {', '.join(found.sizes)}).")
   if not found.sizes[split]:
-    raise InputError(f'{spec}: {split} is empty because there are too few distinct questions.')
+    raise InputError(
+      f'{spec}: {split} is empty: too few questions are distinct. Change the task or its arguments.'
+    )
   kept = np.setdiff1d(np.arange(found.sizes[split]), found.excluded)
   rows = spec_rows(spec, len(kept))
   return Dataset(spec, found, split, kept[rows.start : rows.stop])

@@ -7,7 +7,7 @@ A spec is reasoning_gym:TASKS:SPLIT. TASKS is written like Python but never eval
   reasoning_gym:chain_sum(level=2)*2+gcd+products(max_digits=1):train
 
 Arguments are fields of the task's config, or `level`, a curriculum level. `size` is the number of
-different questions in train; validation and test each get a quarter as many. *2 doubles the size.
+distinct questions in train; validation and test each get a quarter as many. *2 doubles the size.
 
 A hash of the question's text decides its split and row. So no two splits share a question,
 whatever their tasks, arguments and seeds, and a slice is a random sample.
@@ -52,7 +52,7 @@ _SIXTHS = (*['train'] * 4, 'validation', 'test')  # the split of each sixth of a
 _SIZE = 2000  # default number of train questions
 _TRIES = 1000  # a task is exhausted after this many tries in a row without a new question
 _CHUNK = 500  # questions per reasoning_gym seed
-_APART = 1_000_000  # reasoning_gym seeds for each of ours; most tasks add the row to the seed
+_APART = 1_000_000  # reasoning_gym seeds between two of ours; most tasks add the row to the seed
 _FORM = 'Write it like chain_sum(min_terms=2,max_terms=3)*2+gcd, with keyword arguments'
 
 
@@ -111,7 +111,7 @@ def _made_apart(spec: str, tasks: str) -> dict[str, Any]:
 
 
 def main() -> None:
-  """Write each split's records and a line about each task as JSON, or only the error."""
+  """Print each split's records and a summary line per task as JSON, or only the error."""
   spec, text = sys.argv[1:]
   out, sys.stdout = sys.stdout, sys.stderr
   warnings.simplefilter('ignore')
@@ -171,9 +171,7 @@ def _add(task: Task, splits: dict[str, dict[str, Record]], report: Callable[[int
     raise InputError(f'none of the questions can be used: {refused[0]}.')
   line = f'{task.name}: ' + ', '.join(f'{made[split]:,} {split}' for split in made)
   if made != wanted:
-    line += (
-      f' (not the {task.size:,} requested for train: {_TRIES:,} more tries found no new question)'
-    )
+    line += f' ({task.size:,} requested for train, but {_TRIES:,} more tries found no new question)'
   return line + (f'; {len(refused):,} left out, the first because {refused[0]}' if refused else '')
 
 

@@ -1,7 +1,7 @@
 """Convert the rows of a file or data set to records.
 
-From the column names, `recognize` decides which columns contain the question, the answer and so on.
-Each supported public data set has an entry in KNOWN_SETS. `of_file` then converts each row.
+`recognize` finds the question, answer and other columns: the user may name them, KNOWN_SETS lists
+them for public data sets, and other data may use common names. `of_file` then converts each row.
 """
 
 import dataclasses
@@ -69,15 +69,15 @@ class Layout:
 
   name: str  # the data set's name in messages
   question: str  # text, or chat messages
-  known_by: tuple[str, ...] = ()  # columns that identify a known set, which may have others
-  answer: str = ''  # '' extracts it from the solution or the last assistant turn
-  options: str = ''  # the choices to add to the question; '' if there are none or it has them
+  known_by: tuple[str, ...] = ()  # columns that identify a known set; it may have more
+  answer: str = ''  # if '', extracted from the solution or the last assistant turn
+  options: str = ''  # the choices to add to the question; '' if it needs none
   solution: str = ''  # a worked solution; '' if none
-  worked: bool = False  # solutions are always worked, with the answer in a box or after ####
-  source: str = ''  # '' uses the file's name
+  worked: bool = False  # True if all solutions are worked, with the answer boxed or after ####
+  source: str = ''  # if '', the file's name is used
   style: str = ''  # verl's reward_model.style
   proofs: tuple[str, ...] = ()  # columns set to 'proof' if there is no answer to check
-  bulky: tuple[str, ...] = ()  # columns too large to keep, which no reward reads
+  bulky: tuple[str, ...] = ()  # columns to drop because they are large and no reward reads them
   row: str = ''  # column with the row's other columns as JSON; '' if they are regular columns
 
   def describe(self) -> str:
@@ -101,7 +101,7 @@ _NUMINA: Any = dict(
 # The first set whose `known_by` columns are all present wins, so more specific sets come first.
 KNOWN_SETS = (
   PREFILTERED := Layout(
-    'prefiltered',  # what `data prefilter` writes
+    'prefiltered',  # written by `data prefilter`
     known_by=('prompt', 'reward_model', 'solution', 'columns', 'pass_rate'),
     **_VERL, solution='solution', row='columns',
   ),
@@ -161,7 +161,7 @@ KNOWN_SETS = (
 
 
 def recognize(columns: Sequence[str], fields: Fields, place: str) -> Layout:
-  """Choose how to read rows with these columns; `fields` take precedence.
+  """Return the layout of data with these columns. Columns named in `fields` take precedence.
 
   Raises InputError if a column named by the user is missing, or if no column is recognized as the
   question or the answer. The message starts with `place`, the file or data spec.
@@ -240,7 +240,7 @@ def no_field(place: str, field: str, columns: Sequence[str], key: str) -> str:
   """Build the error message for a missing `field`; config.data.<key>_field can choose another."""
   return (
     f"{place}: no field '{field}' (has: {quote(columns)}). Set config.data.{key}_field, or end the "
-    f'data spec in {{{key}=COLUMN}}.'
+    f'data spec with {{{key}=COLUMN}}.'
   )
 
 
@@ -328,7 +328,7 @@ def record(
 
 
 def _options(layout: Layout, row: Mapping[str, Any], place: str) -> list[str]:
-  """Return the options to add to a row's question: none if it has none or is chat messages."""
+  """Return the options to add to a row's question; [] for a chat or a row without options."""
   found: Any = row.get(layout.options) if layout.options else None
   if found is None or (_is_list(found) and not len(found)) or _is_list(row.get(layout.question)):
     return []
@@ -421,7 +421,7 @@ def _uncheckable(layout: Layout, row: Mapping[str, Any], answer: str, kind: str,
 
 
 def _kind(layout: Layout, fields: Fields, row: Mapping[str, Any], source: str, place: str) -> str:
-  """Return one of KINDS, determined by verl's style, else verl's data source, else the default."""
+  """Return one of KINDS: verl's style, else the kind of verl's data source, else the default."""
   if not layout.style:
     return fields.default_kind or 'math'
   style = _value(row, layout.style, 'answer', place) or 'rule'
@@ -526,7 +526,7 @@ def _optional(value: Any, name: str, place: str) -> str:
 
 
 def _text(value: Any, name: str, place: str) -> str:
-  """Convert `value` to text. Numbers are written as in Python, decimals with all their digits."""
+  """Convert `value` to text. Numbers are formatted as in Python; decimals keep all digits."""
   if isinstance(value, bytes):
     try:
       value = value.decode()

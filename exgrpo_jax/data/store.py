@@ -60,7 +60,7 @@ class LeftOut(NamedTuple):
   """Rows that were left out for the same reason."""
 
   rows: int
-  first: str  # the first row's place; for conflicting answers, the second row's too
+  first: str  # the first row's place; for conflicting answers, places and answers of both rows
 
 
 class Store:

@@ -1,7 +1,7 @@
 """Tokenizers: a common interface to SentencePiece and tokenizer.json.
 
-Response ends and padding are tracked by lengths, never by token ids, so a vocabulary needs
-no padding token. Without one, the end token is used for padding, as usual.
+The end of a response is tracked by its length, never by token ids, so a vocabulary needs no padding
+token. Without one, the end token is used for padding, as usual.
 """
 
 import abc
@@ -27,12 +27,12 @@ from exgrpo_jax.runtime.replacement import replacing
 
 _BYTES = 256  # byte-fallback pieces of a trained model, for characters not in its training text
 _RESERVED = 4  # reserved pieces of a trained model: padding, end, unknown, newline
-# Tags that mark the parts of a response. They count as text, even if they are special tokens.
+# Tags that mark the parts of a response. They are kept as text, even if they are special tokens.
 _TAGS = frozenset(f'<{end}{tag}>' for end in ('', '/') for tag in ('think', 'tool_call', 'answer'))
-# Files next to tokenizer.json that are parsed. The rest are only kept for exports.
+# JSON files next to tokenizer.json that are read. Of the rest, only the chat template is read.
 _SETTINGS = ('tokenizer_config.json', 'generation_config.json', 'special_tokens_map.json')
-# Files next to tokenizer.json: end and padding tokens, the chat template, files that
-# transformers needs to load it, and formats for older readers.
+# Files next to tokenizer.json that exports keep: end and padding tokens, the chat template, files
+# that transformers needs to load it, and formats for older readers.
 COMPANIONS = (
   *_SETTINGS,
   *('tokenization.py', 'chat_template.jinja', 'added_tokens.json', 'vocab.json', 'merges.txt'),
@@ -43,7 +43,7 @@ _OF_JSON = ('tokenizer_config.json', 'added_tokens.json', 'chat_template.jinja')
 
 @dataclasses.dataclass(frozen=True)
 class TokenizerConfig:
-  """The tokenizer to use, or to train."""
+  """The tokenizer to load or to train."""
 
   path: str = setting(
     '',
@@ -200,7 +200,7 @@ class JsonTokenizer(Tokenizer):
     _add_listed(self._model, own.get('added_tokens_decoder'), path)
     vocabulary = self._model.get_vocab()
     self.vocab_size = max(vocabulary.values()) + 1  # not the length, because ids may have gaps
-    # True: '</s>' in a text is plain text
+    # if True, '</s>' in a text is not the end token
     self._model.encode_special_tokens = bool(own.get('split_special_tokens', False))
     self.eos_ids = _eos_ids(own, settings.get('generation_config.json', {}), vocabulary, path)
     added = self._model.get_added_tokens_decoder().items()
@@ -263,8 +263,8 @@ def load(path: epath.PathLike) -> Tokenizer:
       )
   if not file.is_file() or file.suffix not in ('.json', '.model'):
     raise InputError(
-      f'{path} must be a tokenizer.json, a SentencePiece *.model or a folder that contains one, '
-      'but none was found. Check config.tokenizer.path or, if that is empty, config.model.path.'
+      f'{path}: no tokenizer found. It must be a tokenizer.json, a SentencePiece *.model or a '
+      'folder that contains one. Check config.tokenizer.path or, if it is empty, config.model.path.'
     )
   if file.suffix == '.model':
     return SentencePieceTokenizer(file.read_bytes(), str(file))
@@ -405,15 +405,15 @@ def token_texts(ids: Sequence[int], decode: Callable[[list[int]], str]) -> list[
   return texts
 
 
-# ---- Text from elsewhere ----
+# ---- External responses ----
 
 
 def response_tokens(
   tokenizer: Tokenizer, prompts: Sequence[np.ndarray], texts: Sequence[str]
 ) -> list[np.ndarray]:
-  """Tokenize responses as a policy would write them after the `prompts`, which are tokens.
+  """Tokenize response texts as if a policy had generated them after the tokens of `prompts`.
 
-  A response ends with its first end token; one is added to a text that has none. If a prompt ends
+  A response ends with its first end token, which is appended if missing. If a prompt ends
   with '<think>', the response does not begin with it again. Returns int32 [T] per text.
   """
   think, end = prompt.THINK, tokenizer.eos_ids[0]
@@ -440,7 +440,7 @@ def observed_tokens(
   turn: np.ndarray,
   messages: Sequence[Mapping[str, str]],
 ) -> np.ndarray:
-  """Tokenize the `messages` that follow a policy turn, up to the beginning of the next one.
+  """Tokenize the `messages` that follow a policy turn, up to the start of its next turn.
 
   `turn` contains the turn's tokens. If it was truncated, the result begins with an end token. Each
   message has a role and a content; `prompt.following` renders them. Returns int32 [T].

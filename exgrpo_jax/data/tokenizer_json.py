@@ -4,8 +4,8 @@ SentencePiece scores every piece and merges the neighbors that form the best pie
 lists pairs of pieces by rank. So each piece becomes all pairs that form it, in order of score.
 
 A GGUF file contains a vocabulary, merges or scores, and the name of a pre-tokenization rule
-(tokenizer.ggml.pre). llama.cpp's src/llama-vocab.cpp defines these rules by copying the models'
-own tokenizer.json files, which this file also follows.
+(tokenizer.ggml.pre). The rules here and in llama.cpp's src/llama-vocab.cpp are copied from the
+models' own tokenizer.json files.
 """
 
 import json
@@ -53,7 +53,7 @@ def of_sentencepiece(content: bytes) -> dict[str, bytes]:
   if not _is_convertible(proto):
     return {}
   names = {kind: _names(proto, kind) for kind in ('NORMAL', 'UNKNOWN', 'CONTROL')}
-  # With plain spaces in the pieces, text stays as it is and U+2581 in it falls back to bytes.
+  # Pieces use plain spaces, so text needs no conversion and U+2581 in it falls back to bytes.
   vocabulary = {piece.piece.replace(SPACE, ' '): i for i, piece in enumerate(proto.pieces)}
   model = tokenizers.Tokenizer(
     models.BPE(

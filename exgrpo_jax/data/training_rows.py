@@ -116,8 +116,8 @@ def write(path: pathlib.Path, found: Sequence[Shard], keep_target: bool) -> File
 
   A row with problem and answer becomes a prompt with a single user message. It gets no system
   message because the config's template provides one. Rows are skipped if they have no prompt or
-  ground truth, or if their question has a different ground truth elsewhere. `keep_target` keeps the
-  worked solutions, as text. Raises InputError if a value has the wrong type for its column.
+  ground truth, or if another row gives the same question a different ground truth. `keep_target`
+  keeps the worked solutions, as text. Raises InputError if a value has the wrong type.
   """
   schema = _SCHEMA.append(pa.field(_TARGET, pa.string())) if keep_target else _SCHEMA
   answers = store.Answers()
@@ -159,7 +159,7 @@ def write(path: pathlib.Path, found: Sequence[Shard], keep_target: bool) -> File
 
 
 def _rows(shard: Shard, keep_target: bool) -> Iterator[tuple[str, dict[str, Any] | str]]:
-  """Yield each row's place and either its columns in verl's format or why it was skipped."""
+  """Yield each row's place and either its columns in verl's format or the reason to skip it."""
   solution = _TARGET if shard.is_verl else 'solution'
   wanted = {*(_VERL if shard.is_verl else ('problem', 'answer')), *([solution] * keep_target)}
   for place, record in shard.file.rows(set(shard.columns) - wanted):
@@ -230,7 +230,7 @@ def _row(record: Mapping[str, Any], place: str) -> dict[str, Any] | str:
 
 
 def _solution(value: Any, place: str) -> str | None:
-  """Return a worked solution as text; for a list of messages, return the first one's text."""
+  """Return a worked solution as text; if it is a list of messages, the first one's."""
   if isinstance(value, list):
     value = value[0] if value else None
   if isinstance(value, Mapping):

@@ -152,7 +152,6 @@ def _parse_one(
 def _yarn_options(
   given: Mapping[str, Any], path: str, read: Callable[[str], Any]
 ) -> dict[str, float]:
-  """Parse yarn's optional fields."""
   if not given.get('truncate', True):
     raise InputError(
       f'{path}: truncate={given["truncate"]} is not supported: yarn interpolates whole '
@@ -182,7 +181,7 @@ def extended_rope(values: Mapping[str, Any], base: float) -> dict[str, Any]:
 
 
 def rope_to_json(config: model.ShapeConfig, family: Family) -> dict[str, Any]:
-  """Return the rotary fields for config.json, preferably in the old format, which always works."""
+  """Return config.json's rotary fields, in the old format unless the family needs the new one."""
   rope = config.rope
   if 'query_beta' in family.options:
     queries = {family.options['query_beta']: config.query_beta}
@@ -419,7 +418,7 @@ def _layers(values: Mapping[str, Any], family: Family, num_layers: int, path: st
 def _of_each_layer(
   values: Mapping[str, Any], family: Family, num_layers: int, path: str
 ) -> tuple[str, list[Any]]:
-  """Return (layer_types as letters, whether each layer rotates). Unspecified parts are empty."""
+  """Return (layer_types as letters, each layer's RoPE flag). Parts are empty if unspecified."""
   names = ['layer_types', *(['no_rope_layers'] if family.no_rope else [])]
   for name in names:
     given = values.get(name)
@@ -475,8 +474,8 @@ def to_json(config: model.ShapeConfig, max_positions: int) -> dict[str, Any]:
   family = FAMILIES[name]
   if family.heads_divide_width and config.width % config.num_heads:
     raise InputError(
-      f'config.model.num_heads={config.num_heads} must divide width={config.width} for export; '
-      f'otherwise, transformers rejects the {name}.'
+      f'config.model.num_heads={config.num_heads} must divide width={config.width} for export, '
+      f'because transformers requires this for {name}.'
     )
   if not family.any_head_size and config.head_size * config.num_heads != config.width:
     raise InputError(
@@ -493,8 +492,8 @@ def to_json(config: model.ShapeConfig, max_positions: int) -> dict[str, Any]:
     scale = config.query_scale or config.head_size
     if scale != int(scale):
       raise InputError(
-        f'config.model.query_scale={scale} must be a whole number for export; otherwise, '
-        f'transformers rejects the {name}.'
+        f'config.model.query_scale={scale} must be a whole number for export, because '
+        f'transformers requires this for {name}.'
       )
     options[family.options['query_scale']] = int(scale)
   activation = next(name for name, own in _ACTIVATIONS.items() if own == config.activation)

@@ -22,7 +22,7 @@ class Family(NamedTuple):
   model_type: str
   fixed: Mapping[str, Any] = _NOTHING  # field -> its value in all models of the family
   options: Mapping[str, str] = _NOTHING  # field -> the config.json name that sets it
-  numbers: Mapping[str, str] = _NOTHING  # like NUMBERS, which it extends or overrides
+  numbers: Mapping[str, str] = _NOTHING  # entries added to NUMBERS, or replacing entries there
   layers: str = 'f'  # layer kinds if config.json has no layer_types
   has_layer_types: bool = False  # whether config.json may contain layer_types
   has_window_flag: bool = False  # whether windows require use_sliding_window

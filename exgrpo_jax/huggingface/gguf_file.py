@@ -95,7 +95,8 @@ def slices(path: str, tensors: Mapping[str, Tensor], head_size: int) -> dict[str
     stored, shape = found[own], list(tensors[name].shape)
     if (found_shape := stored.shape.tolist()[::-1]) != shape:
       raise InputError(
-        f'{path}: tensor {own} has shape {found_shape}, but the metadata requires {shape}.'
+        f'{path}: tensor {own} has shape {found_shape}, but the metadata requires {shape}. Convert '
+        'the model again.'
       )
     is_permuted = family == 'llama' and name.endswith(('q_proj.weight', 'k_proj.weight'))
     _, block_bytes = gguf.GGML_QUANT_SIZES[stored.tensor_type]
@@ -132,12 +133,11 @@ class Slice:
     part = part[..., start - first * values : stop - first * values]
     if not self.head_size:
       return part
-    # llama.cpp pairs neighbors, Hugging Face i and i + H/2, so conversion interleaved the halves.
+    # llama.cpp's RoPE pairs neighbors, ours i and i + H/2. Undo the interleaving of the halves.
     pairs = part.reshape(-1, self.head_size // 2, 2, part.shape[-1])
     return pairs.swapaxes(1, 2).reshape(part.shape)
 
   def _dequantized(self, blocks: np.ndarray, columns: int) -> np.ndarray:
-    """Dequantize some blocks to float32."""
     if blocks.ndim == 1:
       return self.gguf.dequantize(blocks, self.stored.tensor_type)
     # Dequantize some rows at a time: the package needs several times its result's memory.

@@ -30,7 +30,7 @@ _DERIVED = 'rotary_emb.inv_freq'  # stored in old checkpoints, but derivable fro
 
 
 def locate(folder: epath.Path, tensors: Mapping[str, Tensor]) -> dict[str, str]:
-  """Map tensor names to file names; derived rotary frequencies are included.
+  """Return a map from tensor name to file name, including any derived rotary frequencies.
 
   Raises InputError if a file or tensor is missing, or any other tensor is unexpected.
   """
@@ -165,7 +165,7 @@ def _check(
     if stored.get_shape() != expected:
       raise InputError(
         f'{path}: tensor {name} has shape {stored.get_shape()}, but config.json requires '
-        f'{expected}.'
+        f'{expected}. Use the config.json that belongs to this checkpoint.'
       )
     if stored.get_dtype() not in _DTYPES:
       raise InputError(

@@ -14,7 +14,7 @@ class Tensor(NamedTuple):
 
   name: str
   shape: tuple[int, ...]  # shape in the file; projection matrices are [out, in]
-  num_inputs: int  # our parameter's leading dimensions that are projection inputs, or 0
+  num_inputs: int  # number of our parameter's leading dimensions that are projection inputs
 
 
 # By `ShapeConfig.norms`: our name for a layer's norm -> its name in the file.

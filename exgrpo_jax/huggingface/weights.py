@@ -262,7 +262,7 @@ def save_adapters(
 def adapter_tensors(
   config: lora.LoraConfig, shape: model.ShapeConfig
 ) -> dict[tuple[ParamPath, Index], Tensor]:
-  """Return the A and B of each target, like `tensor_names.of` but with the adapters' paths."""
+  """Return the A and B matrices of each target, by (path in the adapters, index)."""
   layout = {}
   for (path, index), kernel in tensor_names.of(shape).items():
     module = kernel.name.removesuffix('.weight')

@@ -1,4 +1,4 @@
-"""A program's text is read, and timed: cycles, formulas, loops; figures to check in the head."""
+"""Tests of parsing and timing programs, with numbers that are easy to check by hand."""
 
 import pathlib
 import types
@@ -12,7 +12,7 @@ from exgrpo_jax.capacity.devices import Chip
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.runtime import machine
 
-# As libtpu writes it, cut to what is read; the kernel's metadata breaks its line.
+# As written by libtpu, reduced to what is parsed. The kernel's metadata contains a line break.
 TEXT = """\
 HloModule jit_step, is_scheduled=true
 
@@ -67,7 +67,7 @@ def test_operations_have_sizes_cycles_and_operands():
   assert (y.kind, y.cycles, y.operands, y.bytes) == ('fusion', 1500, ('x', 'x'), 8 * 128 * 4)
   assert y.attribute('calls') == 'fused' and y.attribute('body') == ''
   attend = module.computations['main.1_spmd'].operations['attend']
-  assert attend.cycles is None  # the compiler's mark for what it does not know
+  assert attend.cycles is None  # the compiler's placeholder for unknown cycles
   assert attend.attribute('custom_call_target') == 'tpu_custom_call'
   assert attend.bytes == 7 * 64 * 128 * 2 + 7 * 64 * 4
   assert attend.operand_arrays == (('s8', (1, 2)), ('bf16', (7, 64, 128)))
@@ -85,7 +85,7 @@ def test_operations_have_sizes_cycles_and_operands():
     ('%limit = u32[]{:T(128)} constant(8)', '%limit = u32[] get-tuple-element(%state)', None),
   ],
 )
-def test_the_trips_of_a_loop_are_those_of_its_counter(old, new, trips):
+def test_a_loops_trips_follow_from_its_counter(old, new, trips):
   module = cycles.parse(TEXT.replace(old, new))
   assert cycles.known_trips(module, module.computations[module.entry].operations['loop']) == trips
 
@@ -107,12 +107,12 @@ def test_the_chips_of_a_collective_are_counted(groups, size):
   assert cycles.group_size(found, 64) == size
 
 
-def test_what_is_no_program_is_refused():
+def test_text_without_a_program_is_refused():
   with pytest.raises(ValueError, match='no ENTRY'):
     cycles.parse('jit_step')
 
 
-def test_a_program_compiled_here_is_read():
+def test_a_program_compiled_here_is_parsed():
   def step(x):
     return jax.lax.fori_loop(0, 5, lambda _, x: jnp.sin(x @ x), x)
 
@@ -123,8 +123,8 @@ def test_a_program_compiled_here_is_read():
   assert any(one.kind == 'dot' for one in operations_of(module))
 
 
-def test_computations_of_another_thread_end_too():
-  """Of the SparseCore, as on v6e; else what follows would be a part of them."""
+def test_computations_of_another_thread_are_parsed():
+  """As for v6e's SparseCore. Otherwise, the next computation would become part of them."""
   of_thread = (
     '%gather (x: f32[8]) -> f32[8] {\n  ROOT %x = f32[8]{0} parameter(0)\n'
     '}, execution_thread="sparsecore"\n\n'
@@ -133,8 +133,8 @@ def test_computations_of_another_thread_end_too():
   assert [*found['gather'].operations, *found['main'].operations] == ['x', 'y']
 
 
-def test_what_jax_cannot_read_is_read_as_libtpu_writes_it():
-  """By a stand-in for the two compilations: which programs JAX cannot read is chance."""
+def test_a_program_that_jax_cannot_print_is_read_from_libtpus_dump():
+  """With a stand-in for both compilations, because no program fails reliably."""
 
   class Unreadable:
     def as_text(self):
@@ -150,7 +150,7 @@ def test_what_jax_cannot_read_is_read_as_libtpu_writes_it():
 
 # ---- Time ----
 
-# 1 GHz; 1,000 bytes a second over a link, 10,000 from memory; a hop of 1 microsecond is nothing.
+# 1 GHz; 1,000 bytes per second over a link, 10,000 from memory. A hop's microsecond is negligible.
 CHIP = Chip(memory=1, flops=1e6, bandwidth=1e4, link=1e3, clock=1e9, matrix_unit=128)
 
 
@@ -176,7 +176,7 @@ def fused(name, kind='all-gather', channel=1):
 GATHER = '%g = f32[1000]{0} all-gather(%x), channel_id=1, replica_groups=[16,4]<=[64]'
 
 
-def test_cycles_of_a_loop_count_as_often_as_it_runs():
+def test_a_loops_cycles_are_multiplied_by_its_trips():
   loop = (
     '%c (s: (s32[])) -> pred[] {\n  %n = s32[] constant(3)\n  %s = (s32[]) parameter(0)\n'
     '  %i = s32[] get-tuple-element(%s), index=0\n'
@@ -194,15 +194,15 @@ def test_cycles_of_a_loop_count_as_often_as_it_runs():
 @pytest.mark.parametrize(
   ('kind', 'seconds'),
   [
-    # 4,000 bytes, of which three quarters pass a chip's two links.
+    # Three quarters of 4,000 bytes pass over a chip's two links.
     ('all-gather', 1.5),
     ('all-reduce', 3.0),
-    ('reduce-scatter', 6.0),  # its result is a quarter of what it reduces
+    ('reduce-scatter', 6.0),  # its result is a quarter of its input
     ('all-to-all', 1.5),
     ('collective-permute', 4.0),  # all of it over one link
   ],
 )
-def test_a_collective_takes_what_passes_a_chips_links(kind, seconds):
+def test_a_collectives_time_is_its_bytes_over_the_links(kind, seconds):
   (parsed,) = operations_of(program(GATHER.replace('all-gather', kind)))
   assert cycles.collective_seconds(parsed, CHIP, 64) == pytest.approx(seconds, abs=1e-5)
 
@@ -214,8 +214,8 @@ def test_a_synchronous_collective_is_waited_for():
 
 
 @pytest.mark.parametrize(('work', 'waits'), [(2, 0.0), (1, 0.5)])
-def test_an_asynchronous_collective_costs_what_the_rest_does_not_hide(work, waits):
-  """Whether it is a pair of operations or spread over fusions, which repeat it."""
+def test_an_asynchronous_collective_costs_only_the_time_that_is_not_hidden(work, waits):
+  """It may be a pair of operations, or a chain of fusions that repeat it."""
   start = GATHER.replace('f32[1000]{0} all-gather', '(f32[250], f32[1000]) all-gather-start')
   pair = seconds_of(start, copying(work), '%e = f32[1000]{0} all-gather-done(%g)')
   other = fused('one') + fused('two')
@@ -238,7 +238,7 @@ def test_an_asynchronous_collective_costs_what_the_rest_does_not_hide(work, wait
 @pytest.mark.parametrize(
   ('fusion', 'called'), [('all-reduce-scatter.3', 'one'), ('fusion.3', 'all-reduce-scatter.1')]
 )
-def test_a_reduce_scatter_made_of_an_all_reduce_is_one_phase_of_it(fusion, called):
+def test_an_all_reduce_scatter_has_one_phase(fusion, called):
   other = fused(called, 'all-reduce')
   time = seconds_of(f'%{fusion} = f32[250]{{0}} fusion(%x), calls=%{called}', other=other)
   assert time.collectives == pytest.approx(1.5, abs=1e-5)
@@ -249,20 +249,20 @@ def test_a_pallas_kernel_is_timed_by_formula():
     'operand_layout_constraints={s8[1,2]{1,0}, bf16[2,10,64]{2,1,0}, bf16[1,10,64]{2,1,0}}'
   )
   call = f'custom-call(%x), custom_call_target="tpu_custom_call", {arguments}'
-  # Two heads, [10, 10] by 64 twice for the product and its half: 25,600 multiplications and
-  # additions of 1e6 a second, at half of the peak, on a matrix unit that is half filled.
+  # Two heads, two products of [10, 10] by 64, half of each skipped: 25,600 FLOPs at 1e6 per second,
+  # with 50% efficiency and a half-filled matrix unit.
   attention = seconds_of(f'%splash_mha_fwd_residuals.1 = bf16[2,10,64]{{2,1,0}} {call}')
   assert attention.kernels == pytest.approx(2 * 2 * 10 * 10 * 64 / 1e6 * 2 * 2)
   backward = seconds_of(f'%splash_mha_dkv.1 = bf16[2,10,64]{{2,1,0}} {call}')
   assert backward.kernels == pytest.approx(2 * attention.kernels)
-  # Another: 2 bytes, 2,560 and 1,280 read and 2,560 written, three quarters of 10,000 a second.
+  # Reads 2, 2,560 and 1,280 bytes and writes 2,560, at three quarters of 10,000 bytes per second.
   other = seconds_of(f'%kernel = bf16[2,10,64]{{2,1,0}} {call}')
   assert other.kernels == pytest.approx((2 + 2560 + 1280 + 2560) / 7.5e3)
   call = call.replace('tpu_custom_call', 'Z')
   assert seconds_of(f'%kernel = bf16[2,10,64]{{2,1,0}} {call}').total == 0
 
 
-# ---- Which slices are known, and GPUs by the names that people and drivers give them ----
+# ---- Names of slices and GPUs ----
 
 
 @pytest.mark.parametrize('name', ['v9:2x2', 'v5e', ''])
@@ -273,7 +273,7 @@ def test_an_unknown_slice_is_refused(name):
 
 @pytest.mark.parametrize(('name', 'units'), [('v5e', 4), ('v5p', 8), ('v6e', 4)])
 def test_the_clock_gives_the_peak(name, units):
-  """Each matrix unit multiplies and adds once for each of its cells in a cycle."""
+  """Each cell of a matrix unit does one multiply-add per cycle."""
   chip = devices.CHIPS[name]
   peak = 2 * units * chip.matrix_unit**2 * chip.clock
   assert peak == pytest.approx(chip.flops, rel=0.01)
@@ -307,7 +307,7 @@ def test_a_gpu_is_known_in_any_spelling():
     ('', 'b200, '),
   ],
 )
-def test_what_names_no_gpu_is_refused(text, message):
+def test_an_unknown_gpu_is_refused(text, message):
   with pytest.raises(InputError, match=f'--device={text}: .*{message}'):
     devices.usable_memory(text)
 
@@ -320,7 +320,7 @@ def test_a_gpu_without_bfloat16_needs_float32():
     devices.check_dtype('T4', 'bfloat16')
 
 
-# ---- What is found about a machine, and the run that is proposed ----
+# ---- Diagnosis of a machine, and the suggested run ----
 
 
 @pytest.fixture(autouse=True)
@@ -333,7 +333,7 @@ def problems():
 
 
 def gpu(memory, kind='NVIDIA GeForce RTX 6090'):
-  """As JAX describes one, of whose memory it took nine tenths."""
+  """Return a GPU as described by JAX, which reserves 90% of its memory."""
   stats = {'bytes_limit': int(0.9 * memory)}
   return types.SimpleNamespace(platform='gpu', device_kind=kind, memory_stats=lambda: stats)
 

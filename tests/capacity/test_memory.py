@@ -1,4 +1,4 @@
-"""The formula of a step's memory is held to the buffers that XLA allocates, within 15%."""
+"""Tests that the memory formula is within 15% of the buffers that XLA allocates."""
 
 import dataclasses
 
@@ -19,7 +19,7 @@ from exgrpo_jax.policy import lora, model
 from exgrpo_jax.reporting import step_records
 from exgrpo_jax.runtime.compilations import Program
 
-# In float32, which alone XLA:CPU does not convert. So large that temporary arrays count.
+# float32, because XLA:CPU converts bfloat16. Large enough that temporary arrays matter.
 SHAPE = dict(
   vocab_size=4096,
   width=256,
@@ -36,7 +36,7 @@ ROLLOUT = dict(
 MICROBATCH = dict(tokens=2048)
 CASES = {
   'all_is_recomputed': dict(rollout=dict(max_response=1216), microbatch=dict(tokens=2560)),
-  'products_are_kept': dict(  # with few tokens, so that parameters and gradients count
+  'products_are_kept': dict(  # few tokens, so that parameters and gradients matter
     model=dict(width=512, tied_embeddings=False, attention_bias=False, query_key_norm=True),
     rollout=dict(logit_chunk=128),
     microbatch=dict(remat='all_but_products', tokens=512),
@@ -67,8 +67,8 @@ def check_differences(config, platform, names, devices=None):
 
 @pytest.mark.full
 @pytest.mark.parametrize('name', CASES)
-def test_programs_take_what_the_formula_says(name):
-  """The update in each case, the others in one."""
+def test_the_formula_matches_xlas_cpu_buffers(name):
+  """Check the update in every case, and the other programs in one."""
   config, names = config_of(CASES[name]), ['update']
   if name == 'all_is_recomputed':
     config = dataclasses.replace(config, rollout=dataclasses.replace(config.rollout, partial=True))
@@ -76,7 +76,7 @@ def test_programs_take_what_the_formula_says(name):
   check_differences(config, memory.CPU, names)
 
 
-# What XLA has to know of an H100 to compile for one.
+# The description that XLA needs to compile for an H100.
 H100 = """\
 gpu_device_info {
   threads_per_block_limit: 1024 threads_per_warp: 32
@@ -101,8 +101,8 @@ device_description_str: "NVIDIA H100 80GB HBM3"
 @pytest.mark.parametrize(
   'choice', ['qwen2_5_1_5b,40gb,gsm8k', 'qwen3_1_7b,40gb,math', 'qwen2_5_7b,40gb,gsm8k']
 )
-def test_a_gpu_takes_what_the_formula_says(choice):
-  """Compiled for an H100, in bfloat16, where jax[cuda12] is installed; there need not be one."""
+def test_the_formula_matches_xlas_gpu_buffers(choice):
+  """Compile for an H100 in bfloat16 if jax[cuda12] is installed. This needs no GPU."""
   pytest.importorskip('jax_cuda12_plugin')
   slice_of_one = dict(target_config=H100, topology='1x1x1')
   devices = list(topologies.get_topology_desc('', 'cuda', **slice_of_one).devices)
@@ -115,14 +115,14 @@ def program(name, args=(), kept=(), size=(0, 0)):
   return Program(name, None, args, None, size, kept)
 
 
-def test_what_is_kept_beside_a_program_is_counted_once_and_its_arguments_not_again():
+def test_other_arrays_are_counted_once_and_exclude_arguments():
   params, moments, cache = (np.zeros(count, np.float32) for count in (1, 2, 4))
   of = program('decode', args=(dict(own=params), 3), kept=(params, [cache, cache]))
   assert memory.other_arrays(of, (params, moments, None)) == 4 * (2 + 4)
   assert memory.size_of((params, None, 'static')) == 4
 
 
-def test_a_program_that_does_not_compile_ends_nothing(capsys):
+def test_a_program_that_does_not_compile_does_not_stop_the_others(capsys):
   held = np.zeros(1, np.float32)
 
   def need_of(one):
@@ -140,8 +140,8 @@ def test_a_program_that_does_not_compile_ends_nothing(capsys):
 
 @pytest.mark.full
 @pytest.mark.parametrize('rank', [0, 2])
-def test_the_abstract_arrays_are_those_of_a_run(rank):
-  """With LoRA a step keeps its base in the compute dtype."""
+def test_abstract_arrays_match_a_runs(rank):
+  """With LoRA, a step keeps its base in the compute dtype."""
   config = config_of(dict(model=dict(dtype='bfloat16')))
   config = dataclasses.replace(config, lora=dataclasses.replace(config.lora, rank=rank))
   whole = step.of_config(config)
@@ -158,7 +158,7 @@ def test_the_abstract_arrays_are_those_of_a_run(rank):
   assert memory.size_of(base) == memory.size_of(whole.initial)
 
 
-# ---- The configs for one GPU fit it, by the formula, and nothing else is offered ----
+# ---- Configs for one GPU, which must fit by formula ----
 
 
 def opened(choice):
@@ -173,13 +173,13 @@ def test_a_config_is_the_largest_that_fits(choice):
   assert fitting.fit(config, limit) == (config.rollout.slots, config.microbatch.tokens)
 
 
-def test_what_does_not_fit_is_refused():
+def test_a_config_that_does_not_fit_is_refused():
   with pytest.raises(InputError, match='qwen2_5_7b does not fit 24gb with gsm8k'):
     opened('qwen2_5_7b')
 
 
 @pytest.mark.full
-def test_caches_that_are_kept_between_turns_take_the_memory_of_the_slots_once_more():
+def test_keeping_caches_between_turns_doubles_their_memory():
   base = opened('qwen2_5_0_5b,24gb,gsm8k')
   rollout = dataclasses.replace(base.rollout, max_response=2048)
   environment = dataclasses.replace(base.environment, name='attempts')
@@ -198,8 +198,8 @@ def test_caches_that_are_kept_between_turns_take_the_memory_of_the_slots_once_mo
 
 @pytest.mark.full
 @pytest.mark.parametrize('model', ['qwen2_5_1_5b', 'qwen3_1_7b'])
-def test_adapters_are_for_what_does_not_fit_in_full(model, monkeypatch):
-  """Not with moments in bfloat16 either."""
+def test_lora_is_used_only_if_full_fine_tuning_does_not_fit(model, monkeypatch):
+  """Full fine-tuning does not fit with bfloat16 moments either."""
   assert opened(model).lora.rank
   monkeypatch.setitem(one_gpu.FITS, (model, '24gb', 'gsm8k'), (8, 1536, 'bfloat16'))
   config = parse_config(one_gpu.get_config(model))
@@ -207,14 +207,14 @@ def test_adapters_are_for_what_does_not_fit_in_full(model, monkeypatch):
   assert fitting.fit(config, devices.usable_memory('24gb')) is None
 
 
-def test_words_come_in_any_order_and_some_may_be_left_out():
+def test_config_arguments_come_in_any_order_and_have_defaults():
   first, second = (opened(words) for words in ('math,qwen2_5_0_5b', 'qwen2_5_0_5b,24gb,math'))
   assert first == second != opened('')
   with pytest.raises(InputError, match="'qwen9' after the colon must be one of qwen2_5_0_5b, "):
     opened('qwen9')
 
 
-# ---- The lengths for which a step's time is estimated ----
+# ---- Response lengths ----
 
 
 MANY = 100_000
@@ -229,7 +229,7 @@ def test_lognormal_lengths_have_the_median_and_the_limit(spec, median, limit):
   assert np.median(drawn) == pytest.approx(median, rel=0.02)
   assert drawn.min() >= 1 and drawn.max() == limit
   described = lengths.describe(spec, 8192)
-  assert f'median {median:,}' in described and f'cut at {limit:,}' in described
+  assert f'median {median:,}' in described and f'limit {limit:,}' in described
 
 
 def test_the_99th_percentile_is_eight_medians():
@@ -239,7 +239,7 @@ def test_the_99th_percentile_is_eight_medians():
   assert lengths.draw('lognormal:100', MANY, 8192).tolist() == drawn.tolist()
 
 
-def test_the_lengths_of_a_run_are_those_that_it_generated(tmp_path):
+def test_a_runs_lengths_are_sampled_from_its_generated_responses(tmp_path):
   write_records(tmp_path, length=[7, 50, 9000, 3], is_replay=[False, False, False, True])
   drawn = lengths.draw(str(tmp_path), MANY, 8192)
   assert sorted(set(drawn)) == [7, 50, 8192]
@@ -258,7 +258,7 @@ def test_the_lengths_of_a_run_are_those_that_it_generated(tmp_path):
     ('nowhere', r'--lengths=nowhere: this folder contains no records.* must be .* workdir of a'),
   ],
 )
-def test_other_lengths_are_refused(spec, message):
+def test_invalid_lengths_are_refused(spec, message):
   with pytest.raises(InputError, match=message):
     lengths.draw(spec, 1, 8192)
 
@@ -270,7 +270,7 @@ def test_a_run_without_responses_is_refused(tmp_path):
 
 
 def write_records(workdir, **columns):
-  """A file of responses with these columns; nothing or zeros in the others."""
+  """Write responses with these columns; other columns are empty or zero."""
   count, values = len(columns['is_replay']), {}
   for field in step_records.RESPONSES:
     blank = None if field.nullable else '' if field.type == pa.string() else 0

@@ -1,4 +1,4 @@
-"""The arithmetic of a step's time, on programs whose times are given."""
+"""Tests of a step's estimated time, using programs with given times."""
 
 import dataclasses
 import os
@@ -23,12 +23,12 @@ from tests.helpers.paths import TINY_CONFIG
 
 @pytest.fixture(autouse=True)
 def two_shapes(monkeypatch):
-  """Has tiny models packed as large ones are, and one position of a cache read at a time."""
+  """Pack tiny models like large ones, and read the cache one position at a time."""
   monkeypatch.setattr(model, 'is_tiny', lambda *_: False)
   monkeypatch.setattr(ragged_cache, 'BLOCK', 1)
 
 
-# A cycle is a second; memory gives a gigabyte a second; links are as slow.
+# One cycle per second, 1 GB per second from memory, and links that are as slow.
 CHIP = Chip(memory=1, flops=1e12, bandwidth=1e9, link=5e8, clock=1, matrix_unit=128)
 WORK = step.Workload(
   prompt=10,
@@ -42,7 +42,7 @@ WORK = step.Workload(
 
 
 def module(once=0, each=0, kernel=0):
-  """A program that takes `once` seconds, and `each` and the kernel's time in a loop over data."""
+  """Return a program of `once` seconds, with `each` and `kernel` seconds per trip of its loop."""
   call = (
     f'  %k = s8[0]{{0}} custom-call(%s), custom_call_target="tpu_custom_call", '
     f'operand_layout_constraints={{s8[{kernel * 750_000_000}]{{0}}}}\n'
@@ -59,7 +59,7 @@ def module(once=0, each=0, kernel=0):
   return cycles.parse(text)
 
 
-# What a program of each name takes: once a run, and in each trip of its loop.
+# Times by program name: once per run, and per trip of its loop.
 TIMES = {
   'reshard': module(once=1),
   'score': module(once=5),
@@ -77,7 +77,7 @@ TIMES = {
 
 @pytest.fixture(params=[False])
 def whole(request):
-  """Two slots of rows of 20 tokens; passes of the update and of scoring have 20 tokens."""
+  """Two slots for rows of 20 tokens. Update and scoring passes have 20 tokens."""
   values = base.get_config()
   values.optimizer.minibatches = 2
   values.microbatch.tokens = 20
@@ -106,10 +106,10 @@ def part(whole, name, work=WORK):
   return found
 
 
-def test_decoding_reads_what_is_written_of_the_cache(whole):
+def test_decoding_reads_only_the_filled_part_of_the_cache(whole):
   """Three steps of 2 s; the kernel takes 8 s for 40 positions.
 
-  Of these 11 + 11, 12 + 1 and 13 + 1 are read, a free slot's one included.
+  Of these, 11 + 11, 12 + 1 and 13 + 1 are read. A free slot reads one position.
   """
   decode = part(whole, 'decode')
   assert decode.seconds == pytest.approx(1 + 3 * 2 + 8 * (22 + 13 + 14) / 40)
@@ -121,14 +121,14 @@ def test_decoding_reads_what_is_written_of_the_cache(whole):
   assert part(whole, 'prefill').seconds == pytest.approx(6)
 
 
-def test_the_update_takes_its_passes_and_one_start_for_each_stack(whole):
+def test_the_updates_time_is_its_passes_plus_one_start_per_stack(whole):
   """Two minibatches: rows of 11 and 13 tokens in two long passes, then 12 and 12 in two more."""
   work = dataclasses.replace(WORK, prompt=2, fresh=np.array([1, 1]), replayed=np.array([8, 1]))
   assert part(whole, 'update').seconds == pytest.approx(2 * (3 + 2 * 4))
-  # Short ones: rows of 3 tokens fit sequences of 5.
+  # Rows of 3 tokens fit sequences of 5.
   assert part(whole, 'update', work).detail.count(' tokens') == 2
   assert part(whole, 'optimizer').seconds == pytest.approx(2 * 7)
-  # Each epoch does the same again.
+  # Every epoch takes the same time.
   spec = dataclasses.replace(
     whole.spec, optimizer=dataclasses.replace(whole.spec.optimizer, epochs=3)
   )
@@ -137,15 +137,15 @@ def test_the_update_takes_its_passes_and_one_start_for_each_stack(whole):
   assert part(thrice, 'optimizer').seconds == pytest.approx(3 * 2 * 7)
 
 
-def test_scoring_takes_its_passes(whole):
+def test_the_time_of_scoring_is_its_passes(whole):
   """Rows of 15, 16 and 17 tokens."""
   assert part(whole, 'score').seconds == pytest.approx(3 * 5)
   nothing = dataclasses.replace(WORK, candidates=np.array([], int))
   assert 'score' not in [found.name for found in estimated(whole, nothing).parts]
 
 
-def test_an_evaluation_is_shared_out_over_its_steps(whole):
-  """Four responses in two slots: a rollout of as many, and a second prefill."""
+def test_an_evaluations_time_is_spread_over_its_steps(whole):
+  """Four responses in two slots take as long as a rollout of four, with two prefills."""
   evaluation = part(whole, 'evaluation')
   alone = dataclasses.replace(WORK, fresh=WORK.evaluated)
   seconds = sum(part(whole, name, alone).seconds for name in ('decode', 'syncs', 'insert')) + 2 * 6
@@ -156,16 +156,16 @@ def test_an_evaluation_is_shared_out_over_its_steps(whole):
   assert 'evaluation' not in [found.name for found in estimated(whole, never).parts]
 
 
-def test_programs_that_a_step_does_not_run_are_left_out_unless_they_are_the_largest(whole):
-  """Of scoring the long shape, which none of three rows of 4 tokens needs."""
+def test_unused_programs_are_dropped_unless_they_are_the_largest(whole):
+  """Three rows of 4 tokens do not need the long shape of scoring."""
   work = dataclasses.replace(WORK, prompt=1, candidates=np.array([3, 3, 3]))
   runs = {one.size: one.runs > 0 for one in step.listed(whole, work) if one.name == 'score'}
   assert runs == {(1, 20): False, (1, 5): True}
 
 
 @carrying
-def test_a_carried_step_is_one_of_the_steady_state_on_average(whole):
-  """Times of decoding are those of `test_decoding_reads_what_is_written_of_the_cache`."""
+def test_a_step_with_partial_rollouts_is_a_steady_state_average(whole):
+  """Decoding is timed as in `test_decoding_reads_only_the_filled_part_of_the_cache`."""
   estimate = estimated(whole)
   steps = programs.steady_steps(WORK.groups, whole.config.rollout, 10, 1)
   spans = [span for each in steps for span in each.generation.spans]
@@ -176,16 +176,16 @@ def test_a_carried_step_is_one_of_the_steady_state_on_average(whole):
 
 
 @carrying
-def test_begun_responses_are_prefilled_again_in_whole_passes(whole):
-  """Of two sequences of 20 tokens, of which one holds a row of more than 10; 5 s for each row."""
+def test_partial_rollouts_are_prefilled_in_whole_passes(whole):
+  """A pass has two sequences of 20 tokens, each for one row of more than 10; 5 s per row."""
   steps = programs.steady_steps(WORK.groups, whole.config.rollout, 10, 1)
   resumed = [len(each.generation.resumed) for each in steps]
   passes = np.mean([-(-rows // 2) for rows in resumed])
   assert part(whole, 'resume').seconds == pytest.approx(30 * passes + 5 * np.mean(resumed))
 
 
-def test_the_report_says_what_partial_rollouts_and_drafts_bring(whole, capsys):
-  """A decode call takes 1 s apart from its loop, whose passes drafts divide by 1.7."""
+def test_the_report_shows_the_gain_from_partial_rollouts_and_drafts(whole, capsys):
+  """A decode call takes 1 s outside its loop. Drafts divide the loop's passes by 1.7."""
   [decode] = [key for key in modules_of(whole) if key[0] == 'decode']
   wide = decode[0], (4 * decode[1][0], decode[1][1])
   modules = modules_of(whole) | {wide: modules_of(whole)[decode]}
@@ -218,7 +218,7 @@ def test_the_report_adds_up(whole, capsys):
   ('questions', 'ratio', 'replayed'),
   [(16, 0.5, 8), (100, 0.29, 29)],  # 0.29 * 100 is less than 29 in floating point
 )
-def test_every_step_draws_as_many_groups_with_replay(questions, ratio, replayed):
+def test_every_step_draws_the_same_number_of_groups_with_replay(questions, ratio, replayed):
   changes = {'rollout.questions': questions, 'replay.ratio': ratio, 'optimizer.minibatches': 1}
   config = parse_config(overridden(one_gpu.get_config(), changes))
   work = step.workload(config, 'lognormal:250', 0)
@@ -229,10 +229,10 @@ def test_every_step_draws_as_many_groups_with_replay(questions, ratio, replayed)
     assert sorted(sizes) == [samples - 1] * replayed + [samples] * (questions - replayed)
 
 
-# ---- A run compiles few programs, and none that --compile_only has not compiled before ----
+# ---- A run compiles few programs, and none after --compile_only ----
 
 
-# Of both commands; sampling at two temperatures, and a KL term that needs a reference policy.
+# For both commands: two sampling temperatures, and a KL term that needs a reference policy.
 CHANGES = {'num_steps': 3, 'evaluation.every': 2, 'evaluation.temperature': 0.6}
 CHANGES |= {'logprob_check.every': 1, 'objective.kl_coefficient': 0.01}
 EPISODES = {
@@ -245,7 +245,7 @@ EPISODES = {
 
 EPOCHS = {'optimizer.epochs': 2, 'optimizer.max_kl': 0.01}
 
-DRAFTS = {'rollout.drafts': 'auto'}  # none in 24 slots, some once these close up
+DRAFTS = {'rollout.drafts': 'auto'}  # off with 24 slots, on after the slots are compacted
 
 EXPERTS = {
   'model.num_experts': 4,
@@ -256,7 +256,7 @@ EXPERTS = {
 
 
 def counts(output, pattern):
-  """{function: programs} of what was printed."""
+  """Return {function: number of programs} from the output."""
   (listed,) = re.findall(pattern, output)
   pairs = [entry.partition(' ') for entry in listed.split(', ')]
   return {name: int(number or 1) for name, _, number in pairs}
@@ -268,10 +268,8 @@ def counts(output, pattern):
   [{}, EPISODES, EXPERTS, DRAFTS, EPOCHS],
   ids=['turn', 'turns', 'experts', 'drafts', 'epochs'],
 )
-def test_a_run_compiles_few_programs_and_none_after_compile_only_which_takes_no_step(
-  kind, data, tmp_path
-):
-  """The run has another workdir than --compile_only and shares its cache."""
+def test_a_run_compiles_few_programs_and_none_after_compile_only(kind, data, tmp_path):
+  """The run has another workdir than --compile_only, but the same cache."""
   settings = CHANGES | {
     'compilation_cache': '{workdir}/../compiled',
     'data.train': data.train,
@@ -293,19 +291,19 @@ def test_a_run_compiles_few_programs_and_none_after_compile_only_which_takes_no_
   assert {'decode', 'insert', 'prefill', 'empty'} <= {*names}
   assert sum(names.values()) < (24 if 'park' in names else 20), names
   rehearsed = counts(first, r'not in the compilation cache: (.*)\n')
-  # In one turn 24 slots, 6 and 1; of a tiny model's update one shape.
+  # With one turn: 24, 6 and 1 slots. A tiny model's update has one shape.
   assert rehearsed['decode'] == (1 if 'park' in rehearsed else 3) and rehearsed['accumulate'] == 1
   assert re.findall('not in the compilation cache: (.*)', second) == ['none']
   assert not {'metrics.jsonl', 'checkpoints', 'config.json'} & {*os.listdir(tmp_path / 'first')}
   assert (tmp_path / 'second' / 'metrics.jsonl').exists()
 
 
-# ---- What a config needs of a TPU slice or a GPU is said, and what does not fit ----
+# ---- Does a config fit a TPU slice or a GPU? ----
 
 
 @pytest.mark.full
 def test_a_small_config_compiles_for_a_slice():
-  """In a process of its own, for libtpu's sake."""
+  """Runs in a separate process because of libtpu."""
   pytest.importorskip('libtpu')
   done = subprocess.run(
     [
@@ -315,7 +313,7 @@ def test_a_small_config_compiles_for_a_slice():
       *('--config.model.num_layers=2', '--config.model.vocab_size=512'),
       *('--config.model.width=256', '--config.model.mlp_width=512'),
     ],
-    env=os.environ | {'XLA_FLAGS': ''},  # libtpu ends a process for a flag it does not know
+    env=os.environ | {'XLA_FLAGS': ''},  # libtpu aborts on flags it does not know
     capture_output=True,
     text=True,
   )
@@ -325,12 +323,12 @@ def test_a_small_config_compiles_for_a_slice():
     assert re.search(part.format(name, words), done.stdout)
   assert re.search(r'  sum +[0-9.]+ s  [0-9,]+ response tokens per second', done.stdout)
   assert 'with config.rollout.partial=True' in done.stdout
-  assert 'median 40, 99th percentile 8 medians, cut at 1,024' in done.stdout
+  assert 'median 40, 99th percentile 8 medians, limit 1,024' in done.stdout
   assert done.stdout.splitlines()[-1] == 'fits'
 
 
 def examined(capsys, device='l4', fit=False, **changes):
-  """(whether the smallest model with these changes fits a GPU, what is printed)."""
+  """Return (True if the smallest model with these changes fits a GPU, the printed output)."""
   values = one_gpu.get_config()
   values.update_from_flattened_dict(changes)
   found = examination.examine_gpu(parse_config(values), device, fit)
@@ -338,7 +336,7 @@ def examined(capsys, device='l4', fit=False, **changes):
 
 
 @pytest.mark.parametrize('carry', [False, True])
-def test_a_gpu_goes_by_formula_and_says_no_time(capsys, carry):
+def test_a_gpu_is_examined_by_formula_without_times(capsys, carry):
   fits, printed = examined(capsys, **{'rollout.partial': carry})
   assert fits and printed.splitlines()[-1] == 'fits'
   assert printed.startswith('l4: 20.12 GiB, 90% of its memory; 0.49 billion parameters')
@@ -358,7 +356,7 @@ def test_episodes_are_resumed_and_their_caches_kept(capsys):
 
 
 @pytest.mark.full
-def test_what_does_not_fit_a_gpu_can_be_fitted(capsys):
+def test_fit_finds_slots_for_a_config_that_does_not_fit(capsys):
   fits, printed = examined(capsys, **{'rollout.slots': 4096})
   assert not fits and printed.splitlines()[-1] == 'does not fit'
   assert 'lower config.rollout.slots=4096' in printed and '--fit chooses both' in printed
@@ -379,5 +377,5 @@ def test_advice_for_one_gpu_never_asks_for_more_chips(capsys, fit):
   fits, printed = examined(capsys, fit=fit, **{'model.num_layers': 300})
   assert not fits and 'chip' not in printed
   assert 'config.lora.rank=32' in printed and 'a GPU with more memory' in printed
-  # Shorter responses do not help where the model alone is too large.
+  # Shorter responses do not help if the model alone is too large.
   assert ('gradient already take' in printed, 'shorten responses' in printed) == (not fit, fit)

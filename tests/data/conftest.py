@@ -9,13 +9,13 @@ from exgrpo_jax.data import questions
 
 @pytest.fixture
 def config(tmp_path):
-  """Default field names, and a cache of the test's own."""
+  """Default column settings, with a separate cache for each test."""
   return questions.DataConfig(cache_dir=str(tmp_path / 'cache'))
 
 
 @pytest.fixture
 def parquet(tmp_path):
-  """Writes rows to a file in the test's folder; returns its path."""
+  """A function that writes rows to a parquet file and returns its path."""
 
   def write(*rows, name='x.parquet'):
     pq.write_table(pa.Table.from_pylist(list(rows)), tmp_path / name)

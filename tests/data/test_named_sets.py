@@ -1,4 +1,4 @@
-"""Data sets by their names: which files of the Hub are a split, and what TFDS prepares."""
+"""Tests of data sets by name: the Hub files of a split, and data sets that TFDS prepares."""
 
 import dataclasses
 import io
@@ -30,7 +30,7 @@ def served(tmp_path):
 
 
 def parquet(*numbers, **columns):
-  """A file of the questions n+0."""
+  """Return a parquet file with the questions n+0."""
   rows = [{'question': f'{n}+0', 'answer': str(n), **columns} for n in numbers]
   content = io.BytesIO()
   pq.write_table(pa.Table.from_pylist(rows), content)
@@ -41,7 +41,7 @@ def answers(config, spec):
   return [question.answer for question in questions.load(config, spec)]
 
 
-def test_a_split_of_several_files_is_read_in_their_order_and_sliced(served, config):
+def test_the_files_of_a_split_are_read_in_order_and_sliced(served, config):
   served.add(
     'dataset',
     'me/sums',
@@ -64,11 +64,11 @@ def test_a_split_of_several_files_is_read_in_their_order_and_sliced(served, conf
     ('data/train-00000-of-00001-a1b2.parquet', 'default:train'),
     ('main/train-00000-of-00001.parquet', 'main:train'),
     ('main/train/0000.parquet', 'main:train'),
-    ('main/train.parquet', 'train'),  # of the only config
+    ('main/train.parquet', 'train'),  # the only config
     ('test.parquet', 'test'),
   ],
 )
-def test_files_are_found_where_they_usually_lie(served, config, path, split):
+def test_files_are_found_at_the_usual_paths(served, config, path, split):
   others = {
     'README.md': '# Sums',
     'train.jsonl': '',
@@ -82,15 +82,15 @@ def test_files_are_found_where_they_usually_lie(served, config, path, split):
 @pytest.mark.parametrize(
   'own', ['train.arrow', 'train.jsonl', 'sums/2024/all.parquet', 'x.parquet']
 )
-def test_what_lies_or_is_written_otherwise_is_read_as_the_hub_has_converted_it(served, config, own):
+def test_other_files_are_read_from_the_hubs_parquet_conversion(served, config, own):
   sums = served.add('dataset', 'me/sums', {own: ''})
   sums.branch('refs/convert/parquet', {'default/train/0000.parquet': parquet(1)})
   assert answers(config, 'me/sums:train') == ['1']
   with pytest.raises(InputError, match='the data set me/sums@main has no'):
-    questions.load(config, 'me/sums@main:train')  # that is another branch
+    questions.load(config, 'me/sums@main:train')  # the conversion is on another branch
 
 
-def test_the_source_of_rows_that_name_none_is_the_data_set(served, config):
+def test_rows_without_a_source_get_the_data_sets_name(served, config):
   served.add('dataset', 'me/sums', {'train.parquet': parquet(1)})
   assert questions.load(config, 'me/sums:train')[0].source == 'me/sums'
   named = parquet(1, solution='', problem_type='', problem='1', source='mine')
@@ -99,7 +99,7 @@ def test_the_source_of_rows_that_name_none_is_the_data_set(served, config):
   assert questions.load(config, spec)[0].source == 'mine'
 
 
-def test_a_revision_is_read_where_one_is_named(served, config):
+def test_a_spec_can_name_a_revision(served, config):
   sums = served.add('dataset', 'me/sums', {'train.parquet': parquet(1)})
   sums.branch('v2', {'train.parquet': parquet(2)})
   assert answers(config, 'me/sums@v2:train') == ['2']
@@ -144,7 +144,7 @@ THERE = 'main: test, train; socratic: train'
     ('me/smus', SEVERAL, r'me/smus:CONFIG:SPLIT, .* splits could not .*: there is no folder'),
   ],
 )
-def test_what_is_not_there_is_refused_with_what_is(served, config, spec, files, message):
+def test_a_missing_split_is_refused_with_the_existing_ones(served, config, spec, files, message):
   served.add('dataset', 'me/sums', files)
   with pytest.raises(InputError, match=message) as refused:
     questions.load(config, spec)
@@ -152,7 +152,7 @@ def test_what_is_not_there_is_refused_with_what_is(served, config, spec, files, 
 
 
 @pytest.mark.usefixtures('served')
-def test_offline_the_form_of_a_spec_and_local_files_are_named(config, monkeypatch):
+def test_offline_errors_show_the_spec_format_and_suggest_local_files(config, monkeypatch):
   monkeypatch.setattr(constants, 'HF_HUB_OFFLINE', True)
   with pytest.raises(InputError, match=r'me/sums:CONFIG:SPLIT, as in openai/gsm8k:main:train, or '):
     questions.load(config, 'me/sums')
@@ -170,13 +170,13 @@ def test_offline_the_form_of_a_spec_and_local_files_are_named(config, monkeypatc
     *((base, None) for base in ('arithmetic:train', 'me/sums', 'a/b/c:train', 'a/b:c:d:e', 'a/b:')),
   ],
 )
-def test_a_spec_has_a_name_perhaps_a_config_and_a_split(base, parts):
+def test_hub_specs_are_parsed(base, parts):
   found = named_sets.parse(base)
   assert parts == (found and (*found.repository[1:], found.config, found.split))
 
 
-def test_what_tfds_knows_is_read_from_tfds(served, config):
-  """Its names have the same form: math_dataset/algebra__linear_1d:train."""
+def test_tfds_names_take_precedence(served, config):
+  """TFDS names can have the same form as Hub names: math_dataset/algebra__linear_1d:train."""
   served.add('dataset', 'math_dataset/sums', {'train.parquet': parquet(1)})
   with pytest.raises(InputError, match=re.escape("TFDS could not prepare 'math_dataset/sums'")):
     questions.load(config, 'math_dataset/sums:train')
@@ -214,7 +214,7 @@ class TinyQa(tfds.core.GeneratorBasedBuilder):
 
 
 class AgainQa(TinyQa):
-  """A dataset registered with TFDS of which some rows cannot be checked."""
+  """A dataset registered with TFDS in which some rows cannot be checked."""
 
   def _generate_examples(self):
     for i, (asked, answer) in enumerate([('1+1', 2), ('0+3', 3), ('1+1', 3)]):
@@ -235,7 +235,7 @@ class FarQa(TinyQa):
     requests.get('http://127.0.0.1:9/rows.jsonl', timeout=9)
 
 
-def test_a_tfds_name(config, tmp_path, monkeypatch):
+def test_a_tfds_split_is_loaded(config, tmp_path, monkeypatch):
   (tmp_path / 'temporary').mkdir()
   monkeypatch.setattr(tempfile, 'tempdir', str(tmp_path / 'temporary'))
   assert list(questions.load(config, 'tiny_qa:validation[1:3]')) == [
@@ -253,7 +253,7 @@ def test_a_tfds_name(config, tmp_path, monkeypatch):
   assert not list((tmp_path / 'temporary').iterdir())
 
 
-def test_rows_of_tfds_are_prepared_once_and_checked_like_those_of_files(config, monkeypatch):
+def test_tfds_rows_are_prepared_once_and_checked_like_file_rows(config, monkeypatch):
   with pytest.raises(
     InputError, match=r'again_qa:validation: 2 rows .* first is at again_qa:validation: row 0 '
   ):
@@ -278,7 +278,7 @@ def test_rows_of_tfds_are_prepared_once_and_checked_like_those_of_files(config, 
     ('far_qa:validation', r"prepare 'far_qa' as array_record \(ConnectionError: "),
   ],
 )
-def test_what_tfds_cannot_prepare_is_refused(config, spec, message):
+def test_data_that_tfds_cannot_prepare_is_refused(config, spec, message):
   with pytest.raises(InputError, match=message) as refused:
     questions.load(config, spec)
   assert refused.value.status == (1 if spec.startswith('far') else 2)

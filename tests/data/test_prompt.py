@@ -61,7 +61,7 @@ MACROS = """\
 {% endfor %}
 {{ ns.count }}{{ unknown_name }}
 """
-# As in SmolLM3's template and in those that TRL trains with.
+# As in SmolLM3's template and in TRL's training templates.
 GENERATION = """\
 {%- set today = strftime_now("%d %B %Y") -%}
 {{- today -}}
@@ -177,7 +177,7 @@ def test_a_chat_template_gets_the_keyword_arguments_in_every_turn(folder):
 
 @pytest.mark.full
 @pytest.mark.parametrize('keywords', [{}, {'enable_thinking': True}, {'enable_thinking': False}])
-def test_qwen3_prompts_have_the_tokens_that_transformers_gives_them(keywords, folder):
+def test_qwen3_prompts_have_the_same_tokens_as_in_transformers(keywords, folder):
   """With the published template, which TRL contains."""
   transformers = pytest.importorskip('transformers')
   trl = importlib.util.find_spec('trl')
@@ -263,7 +263,7 @@ def test_the_paper_prompt_asks_for_reasoning_and_a_box_and_opens_the_think_secti
   assert all(tag in prompt.SYSTEM for tag in ('<think>', '</think>', r'\boxed{}'))
 
 
-def test_the_system_prompt_of_the_config_is_added_where_the_data_has_none():
+def test_the_configs_system_prompt_is_added_if_the_data_has_none():
   config = prompt.PromptConfig('paper', system='Yours.')
   assert prompt.render([USER], config).startswith('Yours.\nUser: ')
   assert prompt.render([SYSTEM, USER], config).startswith(' Be brief.\n\nUser: ')
@@ -276,13 +276,13 @@ def test_the_paper_prompt_uses_the_chat_template_and_keeps_a_system_message(fold
   assert loaded.render([USER], PAPER) == loaded.render(with_system, CHAT) + '<think>\n'
 
 
-def test_a_think_section_that_the_chat_template_opens_is_opened_once(folder):
+def test_a_think_section_is_not_opened_twice(folder):
   loaded = tokenizer.load(folder(chat_template="{{ messages[1].content + '<think>\n' }}"))
   assert loaded.render([USER], PAPER) == '1 < 2 & "3"?<think>\n'
 
 
 def test_prompts_without_a_chat_template_start_with_the_begin_token(folder):
-  """Llama 3's base models were trained with it; their chat templates write it themselves."""
+  """Llama 3's base models were trained with it. Its chat templates add it themselves."""
   path = folder(bos_token='<|endoftext|>')
   model = tokenizers.Tokenizer.from_file(str(path / 'tokenizer.json'))
   model.post_processor = tokenizers.processors.TemplateProcessing(
@@ -294,34 +294,34 @@ def test_prompts_without_a_chat_template_start_with_the_begin_token(folder):
   assert loaded.render([USER], CHAT).startswith('<|im_start|>')
 
 
-# ---- After a turn of the model ----
+# ---- Text after a model turn ----
 
 SAID = 'Two.'
 
 
 @pytest.mark.parametrize('name', ['plain', 'chat', 'paper', 'paper_without_template'])
-def test_what_follows_a_turn_is_what_the_whole_conversation_has_there(name, folder):
-  """Up to the end of a turn, which the model writes by itself where it is not cut."""
+def test_the_text_after_a_turn_is_the_same_as_in_the_whole_conversation(name, folder):
+  """Plain prompts differ by a newline after the turn, because an end token ends the turn."""
   config = prompt.PromptConfig(name.partition('_')[0])
   loaded = tokenizer.load(folder(chat_template=None) if 'without' in name else folder())
   begin, answer, more = [SYSTEM, USER], Message('assistant', SAID), [MORE, USER]
   whole = loaded.render([*begin, answer, *more], config)
   following = prompt.following(more, config, loaded.chat)
   before = loaded.render(begin, config)
-  if name == 'plain':  # where only the end token ends a turn
+  if name == 'plain':
     assert before + f'{SAID}\n' + following == whole
   else:
-    # The turn began with a thought, of which a later prompt has nothing.
+    # Later prompts do not repeat the think tag at the beginning of the turn.
     assert before.removesuffix(prompt.THINK) + SAID + following == whole
 
 
-def test_a_template_that_forgets_what_the_model_said_is_no_good_for_turns(folder):
+def test_a_template_that_omits_earlier_turns_is_refused(folder):
   loaded = tokenizer.load(folder(chat_template='{{ messages[-1].content }}'))
   with pytest.raises(InputError, match='omits earlier assistant turns'):
     prompt.following([MORE], CHAT, loaded.chat)
 
 
-def test_a_chat_template_that_knows_no_tools_has_them_in_the_system_message(folder):
+def test_tools_are_in_the_system_message_if_the_template_ignores_them(folder):
   template = '{% for m in messages %}{{ m.role }}: {{ m.content }}|{% endfor %}'
   loaded = tokenizer.load(folder(chat_template=template))
   tool = {'type': 'function', 'function': {'name': 'add'}}
@@ -335,7 +335,7 @@ def test_a_chat_template_that_knows_no_tools_has_them_in_the_system_message(fold
   assert tools.calls_of(example)[0].name == 'a function'
 
 
-def test_a_chat_template_is_told_of_tools(folder):
+def test_a_chat_template_receives_the_tools(folder):
   loaded = tokenizer.load(folder(chat_template='{{ tools | length if tools else "none" }}'))
   assert loaded.render([USER], CHAT) == 'none'
   assert loaded.render([USER], CHAT, [{'type': 'function'}]) == '1'

@@ -1,4 +1,4 @@
-"""Data specs, what they load, and the limit on the lengths of prompts."""
+"""Tests of data specs, the questions they load, and the prompt limit."""
 
 import dataclasses
 import re
@@ -18,7 +18,7 @@ LINES = [{'question': f'What is {i}+1?', 'answer': f'{i + 1}'} for i in range(20
 
 @pytest.fixture(scope='module')
 def few_sums():
-  """Limits the embedded task to 40 questions per split; generating all 30,000 takes long."""
+  """Limit the embedded task to 40 questions per split; generating all 30,000 takes long."""
   small = {name: split._replace(questions=40) for name, split in sums.ARITHMETIC_SPLITS.items()}
   with pytest.MonkeyPatch.context() as patch:
     patch.setattr(sums, 'ARITHMETIC_SPLITS', small)
@@ -29,7 +29,7 @@ def few_sums():
 
 
 @pytest.mark.usefixtures('few_sums')
-def test_an_embedded_task_whose_steps_are_checked_against_the_question(config, jsonl):
+def test_an_embedded_task_is_loaded_with_its_step_checker(config, jsonl):
   dataset = questions.load(config, 'arithmetic:ood[10:15]')
   assert len(dataset) == 5
   expected = sums.arithmetic_rows()['ood'][11]
@@ -65,7 +65,7 @@ def test_a_spec_that_names_no_data_is_refused(config, spec, message):
     questions.load(config, spec)
 
 
-def test_a_slice_is_numbered_anew_and_rows_out_of_range_raise_index_error(config, jsonl):
+def test_a_slice_is_renumbered_and_rows_out_of_range_raise_index_error(config, jsonl):
   dataset = questions.load(config, jsonl(*LINES) + '[15:]')
   assert [(q.row, q.answer) for q in dataset] == [(row, str(row + 16)) for row in range(5)]
   assert dataset[np.int64(3)].answer == '19'
@@ -74,7 +74,7 @@ def test_a_slice_is_numbered_anew_and_rows_out_of_range_raise_index_error(config
       dataset[row]
 
 
-def test_many_rows_are_read_at_once(config, jsonl, monkeypatch):
+def test_rows_are_read_in_batches(config, jsonl, monkeypatch):
   monkeypatch.setattr(store, '_BATCH', 8)
   dataset, read = questions.load(config, jsonl(*LINES)), []
   one_by_one, whole = [dataset[row] for row in range(20)], store.Dataset.read
@@ -90,7 +90,7 @@ def test_many_rows_are_read_at_once(config, jsonl, monkeypatch):
   assert dataset.read([9, 3]) == [one_by_one[9], one_by_one[3]] and read[-1] == 2
 
 
-def test_selected_questions_are_numbered_anew(config, jsonl):
+def test_selected_questions_are_renumbered(config, jsonl):
   selected = questions.load(config, jsonl(*LINES)).select(np.array([3, 5, 11]))
   expected = [(0, '4'), (1, '6'), (2, '12')]
   assert [(question.row, question.answer) for question in selected] == expected
@@ -114,7 +114,7 @@ def test_real_data(config):
 @pytest.mark.parametrize(
   ('lengths', 'overlong', 'kept'), [([3, 5], 'refuse', [0, 1]), ([6, 5, 9, 1], 'drop', [1, 3])]
 )
-def test_prompts_of_up_to_the_limit_are_kept(lengths, overlong, kept):
+def test_prompts_up_to_the_limit_are_kept(lengths, overlong, kept):
   assert questions.check_prompts('x', np.array(lengths), 5, overlong).tolist() == kept
 
 
@@ -130,14 +130,14 @@ def test_prompts_over_the_limit_are_refused(overlong, lengths, message):
     questions.check_prompts('x', np.array(lengths), 5, overlong)
 
 
-# ---- What hosts compare ----
+# ---- Comparison between hosts ----
 
 SUMS = [{'question': f'{"1+" * n}1', 'answer': f'{n + 1}'} for n in range(6)]
 
 
 @pytest.fixture
 def compared(config, jsonl, tmp_path, monkeypatch):
-  """A function: what hosts compare of a file's questions, prepared in a cache of that name."""
+  """A function that loads questions, using the named cache, and returns what hosts compare."""
   tokenizer.train(['1+1\n'] * 9, 300, tmp_path / 'tokenizer.model')
   opened, seen = tokenizer.load(tmp_path / 'tokenizer.model'), []
   monkeypatch.setattr(hosts, 'check_same', lambda *args: seen.append(args[2]()))
@@ -152,16 +152,16 @@ def compared(config, jsonl, tmp_path, monkeypatch):
   return load
 
 
-def test_hosts_compare_the_questions_that_they_have_read(compared):
+def test_hosts_compare_the_questions_they_read(compared):
   same = compared(SUMS, 'first', 9)
-  assert compared(SUMS, 'first', 9) == same  # from the file of prompts
+  assert compared(SUMS, 'first', 9) == same  # from the cached prompts
   assert compared(SUMS, 'second', 9) == same
   assert compared([{**SUMS[0], 'answer': '7'}, *SUMS[1:]], 'second', 9) != same
   assert compared(SUMS[::-1], 'second', 9) != same
   assert compared(SUMS, 'second', 5) != same
 
 
-# ---- The forms of specs, their slices and names ----
+# ---- Parsing of specs, slices and names ----
 
 
 @pytest.mark.parametrize(
@@ -177,18 +177,18 @@ def test_hosts_compare_the_questions_that_they_have_read(compared):
     ('reasoning_gym:gcd+lcm:test', 'reasoning_gym_gcd_lcm_test'),
   ],
 )
-def test_a_name_is_made_of_file_and_folder_or_task_and_split_and_the_slice(spec, name):
+def test_specs_have_readable_names(spec, name):
   assert questions.spec_name(spec) == name
 
 
-def test_arguments_are_told_apart_in_a_name_that_stays_short():
+def test_arguments_are_hashed_in_names():
   names = [questions.spec_name(f"reasoning_gym:a(x=['{sign}'])*2+b(y=1)+c:test") for sign in '+-']
   assert names[0] != names[1]
   assert all(re.fullmatch('reasoning_gym_a_[0-9a-f]{6}_c_test', name) for name in names)
 
 
 @pytest.mark.parametrize('word', ['chain_sum+', 'é'])
-def test_long_names_are_told_apart_and_fit_into_file_names(word):
+def test_long_names_are_shortened_but_stay_distinct(word):
   specs = [f'reasoning_gym:{word * 200}{task}:test[:5]' for task in ('gcd', 'lcm')]
   names = {questions.spec_name(spec) for spec in specs}
   assert len(names) == 2
@@ -219,7 +219,7 @@ def test_a_spec_may_name_its_columns(spec, parts, named):
   'braces',
   ['{}', '{key}', '{answer=}', '{=key}', '{prompt=a}', '{answer=a,answer=b}', '{answer=a,}'],
 )
-def test_braces_that_name_no_columns_are_refused(braces):
+def test_braces_without_valid_columns_are_refused(braces):
   with pytest.raises(InputError, match=f'^x.jsonl{braces}: {braces} must map question, answer '):
     questions.spec_columns(f'x.jsonl{braces}')
 
@@ -239,8 +239,8 @@ def test_data_sets_that_would_overwrite_each_other_are_refused():
     ('[-2:]', range(18, 20)),
     ('[:-2]', range(18)),
     ('[:10%]', range(2)),
-    ('[12.5%:-50%]', range(2, 10)),  # 2.5 becomes the even number
-    ('[:-1%]', range(20)),  # -0.2 becomes 0 rows from the end
+    ('[12.5%:-50%]', range(2, 10)),  # 2.5 is rounded to the even number
+    ('[:-1%]', range(20)),  # -0.2 is rounded to 0 rows from the end
     ('[10:50%]', range(2, 10)),  # both are percentages
   ],
 )

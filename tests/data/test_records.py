@@ -1,4 +1,4 @@
-"""Columns are recognised, and rows become questions or are refused with the place and the field."""
+"""Tests of records: columns are recognized, and errors name the place and field of invalid rows."""
 
 import csv
 import dataclasses
@@ -144,7 +144,7 @@ def rows_with(answer):
     ([1.5, 2.0], '["1.5", "2.0"]'),
   ],
 )
-def test_a_list_of_accepted_answers_is_one_text_in_every_format(
+def test_a_list_of_accepted_answers_becomes_json_in_every_format(
   config, jsonl, parquet, tmp_path, answers, truth
 ):
   (tmp_path / 'x.json').write_text(json.dumps(rows_with(answers)))
@@ -164,7 +164,7 @@ def test_a_list_of_accepted_answers_is_one_text_in_every_format(
     assert (question.answer, question.solution) == (truth, ''), path
 
 
-def test_the_answers_of_a_list_keep_their_spelling(config, jsonl):
+def test_answers_in_a_list_keep_their_spelling(config, jsonl):
   line = '{"question": "q", "answer": [0.50, 7, "so #### 7"]}'
   (question,) = questions.load(config, jsonl(line))
   assert question.answer == '["0.50", "7", "so #### 7"]'
@@ -179,7 +179,7 @@ def test_the_answers_of_a_list_keep_their_spelling(config, jsonl):
   ],
   ids=str,
 )
-def test_decimals_of_parquet_are_answers_as_they_are_written(config, tmp_path, kind, answers):
+def test_parquet_decimals_keep_all_digits(config, tmp_path, kind, answers):
   column = pa.array(map(decimal.Decimal, answers), kind)
   models = pa.StructArray.from_arrays([column], ['ground_truth'])
   asked = ['one tenth?', 'five halves?', 'a hundredth of 3330?']
@@ -197,7 +197,7 @@ def test_a_tiny_decimal_is_written_without_an_exponent(config, tmp_path):
   assert questions.load(config, f'{tmp_path}/x.py:a')[0].answer == '0.000000000001'
 
 
-def test_a_row_of_tfds_has_floats_at_their_own_precision():
+def test_tfds_floats_keep_their_precision():
   layout = records.recognize(['question', 'answer'], NOTHING_SAID, 'x')
   values = {'question': 'q', 'answer': np.float32([0.1, 2.5])}
   record = records.record(layout, NOTHING_SAID, values, 'x', 'x')
@@ -210,7 +210,7 @@ def test_error_names_a_solution_of_the_wrong_type(config, jsonl):
     load(config, jsonl({**GOOD, 'proof': {'x': 'y'}}), solution_field='proof')
 
 
-def test_not_a_number_is_text_where_answers_are_compared_as_text(config, jsonl):
+def test_nan_as_text_is_an_answer_if_answers_are_compared_as_text(config, jsonl):
   path = jsonl({'question': '0/0 in Java?', 'answer': 'NaN'}, '{"question": "q", "answer": NaN}')
   loaded = load(config, path, default_kind='text', on_unverifiable='drop')
   assert [question.answer for question in loaded] == ['NaN']
@@ -270,7 +270,7 @@ def test_a_parquet_column_of_solutions(config, parquet):
   assert load(config, parquet(VERL), solution_field='target')[0].solution == ''
 
 
-def test_a_field_of_a_struct_may_hold_solutions_and_nan(config, jsonl):
+def test_a_struct_field_may_contain_solutions_and_nan(config, jsonl):
   told = VERL | {'extra_info': {'answer': 'so 2'}}
   path = jsonl(told, VERL, VERL | {'extra_info': None})
   loaded = load(config, path, solution_field='extra_info.answer')
@@ -309,13 +309,13 @@ def test_error_names_the_invalid_parquet_row(config, parquet, change, message):
     questions.load(config, parquet(VERL, {**VERL, **change}))
 
 
-# ---- Which column holds what ----
+# ---- Recognizing columns ----
 
 USER = {'role': 'user', 'content': 'What is 1+1?'}
 WORKED = r'We add: $1+1 = \boxed{2}$, so it is.'
 OTHER_BOX = r'Not \boxed{3}. ' + WORKED
 
-# A row of each set, with all of its columns. The one in verl's columns is of DAPO-Math-17k.
+# A row of each set with all of its columns. The row in verl's format is from DAPO-Math-17k.
 PUBLISHED = {
   'DAPO-Math-17k, processed': {
     'prompt': 'What is 1+1?', 'solution': '2', 'data_source': 'math_dapo', 'source_prompt': [USER],
@@ -357,7 +357,7 @@ PUBLISHED = {
     'r1_solution_1': WORKED, 'r1_solution_2': 'long', 'r1_solution_3': 'long',
   },
 }  # fmt: skip
-# What has no name of its own.
+# Layouts without a named set.
 COMMON = {
   'gsm8k': {'question': 'What is 1+1?', 'answer': 'It is <<1+1=2>>2.\n#### 2'},
   'trl_solution': {'prompt': [USER], 'solution': '2'},
@@ -370,7 +370,7 @@ COMMON = {
 
 
 @pytest.mark.parametrize('name', PUBLISHED)
-def test_a_public_set_is_recognised(config, parquet, name):
+def test_a_public_set_is_recognized(config, parquet, name):
   (question,) = loaded = questions.load(config, parquet(PUBLISHED[name]))
   assert loaded.store.layouts[0].startswith(f'{name}: ')
   assert question.messages == (Message('user', 'What is 1+1?'),)
@@ -393,12 +393,12 @@ def test_options_in_another_column_follow_the_question(config, jsonl, parquet, n
     assert question.answer == 'B' and question.columns == row
     assert verifier.is_correct('The answer is (B).', question.answer, kind=question.kind)
   (question,) = questions.load(config, f'{jsonl(row | {"ask": "1+1?"})}{{question=ask}}')
-  assert question.messages[0].content == '1+1?', 'another column, which may have the options'
+  assert question.messages[0].content == '1+1?', 'another column may already contain the options'
   for bad in (['1'], ['1', None], ['1', True], '1', [*map(str, range(27))]):
     path = jsonl(row | {'options': bad, 'choices': bad})
     with pytest.raises(InputError, match=r"train\.jsonl:1: field '\w+' is .*\. It must be a list"):
       questions.load(config, path)
-    (question,) = questions.load(config, f'{path}{{question=question}}')  # as the message says
+    (question,) = questions.load(config, f'{path}{{question=question}}')  # the message's advice
     assert question.messages[0].content == 'What is 1+1?'
 
 
@@ -429,7 +429,7 @@ def test_options_are_shown_once_and_the_answer_is_a_letter(config, jsonl, change
 
 
 @pytest.mark.parametrize('name', COMMON)
-def test_columns_in_common_use_are_recognised(config, jsonl, name):
+def test_common_column_names_are_recognized(config, jsonl, name):
   (question,) = questions.load(config, jsonl(COMMON[name]))
   assert question.messages == (Message('user', 'What is 1+1?'),)
   assert (question.answer, question.source) == ('2', 'train')
@@ -457,7 +457,7 @@ def test_worked_solutions_are_kept(config, jsonl, row, solution):
   assert questions.load(config, jsonl(row))[0].solution == solution
 
 
-def test_a_column_that_the_user_names_comes_first(config, jsonl):
+def test_columns_named_by_the_user_take_precedence(config, jsonl):
   row = {**PUBLISHED['MATH-500'], 'asked': 'And 2+2?', 'key': {'value': '4'}, 'work': 'by hand'}
   fields = dict(question_field='asked', answer_field='key.value', solution_field='work')
   (question,) = load(config, jsonl(row), **fields)
@@ -484,26 +484,26 @@ def test_a_column_that_the_user_names_comes_first(config, jsonl):
     ('', 'no column is recognized as the question .has: nothing.'),
   ],
 )
-def test_columns_that_could_mean_several_things_or_none_are_refused(names, message):
+def test_ambiguous_or_unknown_columns_are_refused(names, message):
   with pytest.raises(InputError, match=message):
     records.recognize(names.split(), NOTHING_SAID, 'x')
 
 
-def test_a_named_column_settles_what_is_ambiguous():
+def test_naming_a_column_resolves_an_ambiguity():
   said = NOTHING_SAID._replace(question='prompt')
   layout = records.recognize(['question', 'prompt', 'answer'], said, 'x')
   assert (layout.question, layout.answer) == ('prompt', 'answer')
 
 
-def test_columns_named_for_other_data_leave_those_of_verl_as_they_are(config, parquet):
-  """A run that trains on a file with columns of its own may be evaluated on verl's."""
+def test_columns_named_for_other_data_do_not_affect_verls_columns(config, parquet):
+  """A run that trains on a file with other columns may be evaluated on data in verl's format."""
   path = parquet(PUBLISHED["verl's columns"])
   (question,) = load(config, path, question_field='asked', answer_field='key')
   assert (question.messages[0].content, question.answer) == ('What is 1+1?', '2')
 
 
-def test_columns_named_in_a_spec_are_of_this_data_alone(config, jsonl, parquet):
-  """They take the place of what the config names for all data, for whatever set."""
+def test_columns_named_in_a_spec_apply_only_to_its_data(config, jsonl, parquet):
+  """They replace the columns that the config names for all data."""
   named = dataclasses.replace(config, question_field='asked', solution_field='work')
   ours = jsonl({'ask': '2+2?', 'key': '4', 'work': 'none'})
   (question,) = questions.load(named, f'{ours}{{question=ask,answer=key}}')
@@ -527,7 +527,7 @@ def test_columns_named_in_a_spec_are_of_this_data_alone(config, jsonl, parquet):
 # ---- Rows without an answer ----
 
 
-def test_rows_without_an_answer_are_refused_unless_they_are_to_be_dropped(config, parquet):
+def test_rows_without_an_answer_are_refused_or_dropped(config, parquet):
   good = PUBLISHED['NuminaMath-1.5']
   changes = [{'answer': answer} for answer in ('proof', 'notfound', None, ' ')]
   changes += [{'question_type': 'proof'}, {'problem_type': 'proof'}]
@@ -556,7 +556,7 @@ def test_a_worked_solution_without_a_box_has_no_answer(config, jsonl):
 # ---- The other columns ----
 
 
-def test_the_whole_row_is_kept_but_for_bulky_columns(config, jsonl, parquet):
+def test_all_columns_are_kept_except_bulky_ones(config, jsonl, parquet):
   row = {**PUBLISHED['OpenR1-Math-220k'], 'level': 3, 'rate': 0.50, 'tests': ['a', {'b': None}]}
   left = {name: row[name] for name in row if name not in ('generations', 'messages')}
   assert questions.load(config, jsonl(row))[0].columns == left

@@ -1,4 +1,4 @@
-"""Files of every format have the same rows, and a damaged one is refused with the place."""
+"""Tests of row files: every format gives the same rows, and errors name the damaged place."""
 
 import csv
 import json
@@ -43,7 +43,7 @@ def test_numbers_keep_their_spelling_and_a_byte_order_mark_is_skipped(jsonl):
   assert [row for _, row in as_numbers] == [{'answer': 0.5}, {'answer': 700}]
 
 
-def test_the_task_in_python_of_the_documents_is_read_like_a_file(config, tmp_path):
+def test_the_python_task_in_the_docs_is_read_like_a_file(config, tmp_path):
   (task,) = documents.blocks((documents.DOCS / 'data.md').read_text(), 'python')
   (tmp_path / 'squares.py').write_text(task)
   loaded = questions.load(config, f'{tmp_path}/squares.py:test[1:3]')
@@ -98,7 +98,7 @@ def test_a_damaged_file_is_refused_with_the_place(tmp_path, name, content, messa
 
 
 @pytest.mark.parametrize('name', ['x.jsonl', 'x.parquet', 'x.py:train'])
-def test_a_file_that_is_not_there_is_refused(tmp_path, name):
+def test_a_missing_file_is_refused(tmp_path, name):
   with pytest.raises(InputError, match=r'/x\.\w+: there is no such file'):
     rows(f'{tmp_path}/{name}')
 
@@ -107,7 +107,7 @@ FLOATS = [0.1, 2.5, 33.3, None]
 
 
 @pytest.mark.parametrize('kind', [pa.float16(), pa.float32(), pa.float64()], ids=str)
-def test_floats_of_parquet_are_spelt_at_their_own_precision(tmp_path, kind):
+def test_parquet_floats_keep_their_shortest_spelling(tmp_path, kind):
   floats = pa.array([value and np.float64(value) for value in FLOATS]).cast(kind)
   counts = pa.array([1, 2, 3, 4])
   nested = pa.StructArray.from_arrays([floats, counts], ['x', 'n'])
@@ -124,7 +124,7 @@ def test_floats_of_parquet_are_spelt_at_their_own_precision(tmp_path, kind):
 
 
 @pytest.mark.parametrize('kind', [pa.string(), pa.binary()], ids=str)
-def test_error_names_the_row_of_parquet_whose_text_is_not_utf8(config, tmp_path, kind):
+def test_error_names_the_parquet_row_with_invalid_utf8(config, tmp_path, kind):
   answers = pa.array([b'2', b'caf\xe9'], pa.binary()).view(kind)
   pq.write_table(pa.table({'question': ['1+1', 'q'], 'answer': answers}), tmp_path / 'x.parquet')
   with pytest.raises(
@@ -134,14 +134,14 @@ def test_error_names_the_row_of_parquet_whose_text_is_not_utf8(config, tmp_path,
 
 
 @pytest.mark.parametrize('kind', [pa.timestamp('s'), pa.duration('s')], ids=str)
-def test_error_names_the_row_of_parquet_whose_date_is_out_of_range(tmp_path, kind):
+def test_error_names_the_parquet_row_with_an_invalid_date(tmp_path, kind):
   table = pa.table({'question': ['1+1', 'q'], 'at': pa.array([0, 10**15], kind)})
   pq.write_table(table, tmp_path / 'x.parquet')
   with pytest.raises(InputError, match=r"x\.parquet: row 1: .* in field 'at' is out of range"):
     rows(tmp_path / 'x.parquet')
 
 
-def test_two_columns_of_parquet_of_one_name_are_refused(tmp_path):
+def test_duplicate_parquet_columns_are_refused(tmp_path):
   arrays = [pa.array([text]) for text in ('1+1', '2', '3')]
   pq.write_table(pa.table(arrays, ['question', 'answer', 'answer']), tmp_path / 'x.parquet')
   with pytest.raises(InputError, match=r"x\.parquet: 'answer' occurs 2 times"):

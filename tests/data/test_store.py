@@ -1,4 +1,4 @@
-"""Prepared data: records and prompts are right, whatever happened to the files that hold them."""
+"""Tests of prepared data: records and prompts stay correct if their files are damaged or lost."""
 
 import dataclasses
 import json
@@ -45,12 +45,12 @@ def test_rows_are_read_in_any_order_from_several_batches(tmp_path, monkeypatch):
   read = found.reader('x')
   for rows in (range(20), [19, 0, 7, 8, 7], []):
     assert read(list(rows)) == [RECORDS[row] for row in rows]
-  shutil.rmtree(tmp_path)  # a run goes on when the cache is cleared
+  shutil.rmtree(tmp_path)  # a run continues after the cache is cleared
   assert read([3]) == [RECORDS[3]]
 
 
 @pytest.mark.full
-def test_neither_an_error_nor_a_kill_leaves_data_that_looks_prepared(tmp_path):
+def test_errors_and_kills_leave_no_data_that_looks_prepared(tmp_path):
   script = f"""
 import os
 from tests.data import test_store
@@ -106,8 +106,8 @@ def test_damaged_data_is_prepared_again(tmp_path, name, content, capsys):
   assert not capsys.readouterr().err
 
 
-def test_a_cache_that_cannot_be_written_to_is_refused(tmp_path):
-  (tmp_path / 'taken').touch()  # in place of a folder, for root may write anywhere
+def test_an_unwritable_cache_is_refused(tmp_path):
+  (tmp_path / 'taken').touch()  # a file instead of a folder, because root can write anywhere
   with pytest.raises(
     InputError, match=r'sums: .* stored in .*/taken/.*NotADirectoryError.*config\.data\.cache_dir'
   ):
@@ -126,7 +126,7 @@ def test_a_full_disk_is_refused_and_leaves_nothing(tmp_path):
   assert not left(tmp_path)
 
 
-# ---- The records of files ----
+# ---- Records from files ----
 
 
 ROWS = [{'question': f'{n}+1?', 'answer': f'{n + 1}'} for n in range(5)]
@@ -191,7 +191,7 @@ def test_a_file_that_changes_while_it_is_read_is_refused(config, jsonl, monkeypa
   assert len(questions.load(config, path)) == 6
 
 
-def test_a_long_preparation_says_how_far_it_is(config, jsonl, monkeypatch, capsys):
+def test_a_long_preparation_reports_its_progress(config, jsonl, monkeypatch, capsys):
   monkeypatch.setattr(activity, 'LINE_SECONDS', 0.0)
   path = jsonl(*ROWS)
   questions.load(config, path)
@@ -228,7 +228,7 @@ def test_answers_conflict_across_the_files_of_a_data_set(config, jsonl, tmp_path
     questions.load(config, f'{tmp_path}/part-*.jsonl')
 
 
-def test_the_same_answer_may_be_given_again_also_in_other_words(config, jsonl):
+def test_equal_answers_in_different_notation_do_not_conflict(config, jsonl):
   answers = ('1/2', '1/2', ' 1/2', '0.5', r'\frac{1}{2}')
   path = jsonl(*({'question': '1/4+1/4', 'answer': answer} for answer in answers))
   assert [question.answer for question in questions.load(config, path)] == list(answers)
@@ -262,14 +262,14 @@ def opened(model):
 
 @pytest.fixture
 def data(config, jsonl, monkeypatch):
-  """Twenty questions, which are read and tokenised in three batches."""
+  """Twenty questions, which are read and tokenized in three batches."""
   monkeypatch.setattr(store, '_BATCH', 8)
   return questions.load(config, jsonl(*LINES))
 
 
 @pytest.fixture
 def no_encoding(monkeypatch):
-  """A function: from then on nothing is tokenised, so prompts must come from a file."""
+  """A function that disables tokenization, so that prompts must come from a file."""
 
   def forbid():
     monkeypatch.delattr(SentencePieceTokenizer, 'encode_all')
@@ -279,7 +279,7 @@ def no_encoding(monkeypatch):
 
 
 def expected(opened):
-  """Each prompt by itself."""
+  """Tokenize each prompt separately."""
   messages = [(Message('user', line['question']),) for line in LINES]
   return [opened.encode(opened.render(message, PLAIN)) for message in messages]
 
@@ -292,7 +292,7 @@ def files(data):
   return sorted(pathlib.Path(data.store.folder, 'prompts').glob('*'))
 
 
-def test_a_prompt_has_the_tokens_that_it_has_by_itself(data, opened):
+def test_batched_prompts_equal_prompts_tokenized_one_by_one(data, opened):
   prompts = store.tokenized(data, opened, PLAIN)
   assert as_lists(prompts) == expected(opened)
   assert prompts.lengths.tolist() == [len(prompt) for prompt in expected(opened)]
@@ -303,7 +303,7 @@ def test_a_prompt_has_the_tokens_that_it_has_by_itself(data, opened):
     prompts[0][0] = 0
 
 
-def test_a_second_start_reads_no_question_and_tokenises_nothing(
+def test_a_second_start_reads_no_question_and_tokenizes_nothing(
   data, opened, no_encoding, monkeypatch
 ):
   first = store.tokenized(data, opened, PLAIN)
@@ -315,7 +315,7 @@ def test_a_second_start_reads_no_question_and_tokenises_nothing(
   assert second.checksum == first.checksum
 
 
-def test_a_file_is_made_for_everything_that_shapes_a_prompt(
+def test_everything_that_shapes_a_prompt_leads_to_another_file(
   data, opened, config, tmp_path, monkeypatch
 ):
   count = 0
@@ -373,7 +373,7 @@ def test_a_damaged_file_is_replaced(data, opened, damage, capsys, no_encoding):
 
 
 @pytest.mark.full
-def test_a_kill_while_it_is_written_leaves_no_file_of_that_name(config, data, model, opened):
+def test_a_kill_during_writing_leaves_no_file_with_the_final_name(config, data, model, opened):
   script = f"""
 import os, pathlib
 from exgrpo_jax.data import prompt, questions, store, tokenizer
@@ -392,9 +392,9 @@ store.tokenized(data, tokenizer.load({str(model)!r}), prompt.{PLAIN!r})
   assert complete.stem == left.stem and not complete.suffix
 
 
-def test_where_it_cannot_be_written_prompts_are_kept_in_memory(data, opened, capsys):
+def test_prompts_stay_in_memory_if_they_cannot_be_saved(data, opened, capsys):
   folder = pathlib.Path(data.store.folder, 'prompts')
-  folder.touch()  # in place of the folder, for root may write anywhere
+  folder.touch()  # a file instead of a folder, because root can write anywhere
   prompts = store.tokenized(data, opened, PLAIN)
   assert as_lists(prompts) == expected(opened)
   assert re.search(
@@ -406,7 +406,7 @@ def test_where_it_cannot_be_written_prompts_are_kept_in_memory(data, opened, cap
     prompts[0][0] = 0
 
 
-def test_a_run_goes_on_when_the_cache_is_cleared(config, data, opened):
+def test_a_run_continues_after_the_cache_is_cleared(config, data, opened):
   prompts = store.tokenized(data, opened, PLAIN)
   shutil.rmtree(config.cache_dir)
   assert as_lists(prompts) == expected(opened)

@@ -1,4 +1,4 @@
-"""Tests of tokenizers: lossless round trips, training, ends, the text of tokens, observations."""
+"""Tests of tokenizers: lossless round trips, training, end tokens, token texts, observations."""
 
 import json
 import random
@@ -28,7 +28,7 @@ def trained(tmp_path_factory):
 
 
 def byte_level_model(texts, **options):
-  """As Qwen and Llama 3 have it."""
+  """Train a byte-level BPE tokenizer, as in Qwen and Llama 3."""
   model = tokenizers.Tokenizer(models.BPE())
   model.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
   model.decoder = decoders.ByteLevel()
@@ -40,7 +40,7 @@ def byte_level_model(texts, **options):
 
 @pytest.fixture
 def checkpoint(tmp_path):
-  """A function that writes a small tokenizer.json to a folder, with `companions` beside it."""
+  """A function that writes a small tokenizer.json and `companions` to a folder."""
 
   def write(special_tokens, **companions):
     model = byte_level_model(TEXTS, vocab_size=300, special_tokens=special_tokens)
@@ -59,9 +59,9 @@ ANY_TEXTS = (
   '\n\nfirst\n \nsecond\n',
   '  two  spaces  ',
   r'$\frac{1}{2} \leq x^{10}$',
-  'Zürich, 日本, e\u0301, \U0001f600',  # not normalised
+  'Zürich, 日本, e\u0301, \U0001f600',  # not normalized
   'tab\tand\r\nreturn\xa0\u3000',
-  'a\u2581b',  # SentencePiece's symbol of a space
+  'a\u2581b',  # SentencePiece's symbol for a space
   ' \u2581',
   '</s><pad><unk><0x0A>',
   'x' * 999,
@@ -69,7 +69,7 @@ ANY_TEXTS = (
 
 
 @pytest.mark.parametrize('kind', ['trained', 'byte_level'])
-def test_any_text_makes_the_round_trip_alone_and_with_others(trained, checkpoint, kind):
+def test_encoding_is_lossless_for_single_texts_and_batches(trained, checkpoint, kind):
   loaded = trained if kind == 'trained' else tokenizer.load(checkpoint(['<|endoftext|>']))
   for text in ANY_TEXTS:
     assert loaded.decode(loaded.encode(text)) == text
@@ -84,7 +84,7 @@ def test_training_is_deterministic(tmp_path):
   assert sorted(path.name for path in tmp_path.iterdir()) == ['another', 'first.model']
 
 
-def test_digits_are_apart_and_frequent_text_of_any_length_is_merged(trained, tmp_path):
+def test_digits_stay_separate_and_frequent_text_of_any_length_is_merged(trained, tmp_path):
   assert len(trained.encode('1234')) == 4
   assert len(trained.encode(r'\boxed{')) < len(r'\boxed{')
   tokenizer.train(['qz' * 5000], 50_000, tmp_path / 'long.model')  # SentencePiece would skip it
@@ -92,7 +92,7 @@ def test_digits_are_apart_and_frequent_text_of_any_length_is_merged(trained, tmp
   assert len(long.encode('qz')) == 1 and long.vocab_size < 400  # 50,000 is only a maximum
 
 
-def test_a_newline_is_never_merged_with_its_neighbours(tmp_path):
+def test_a_newline_is_never_merged_with_its_neighbors(tmp_path):
   tokenizer.train(['}.\n\n(\n'] * 20, 300, tmp_path / 'lines.model')
   trained = tokenizer.load(tmp_path / 'lines.model')
   (newline,) = trained.encode('\n')
@@ -147,7 +147,7 @@ def test_training_without_text_is_refused(tmp_path):
 )
 def test_eos_ids_of_a_tokenizer_json(checkpoint, companions, eos_ids):
   loaded = tokenizer.load(checkpoint(['<|im_end|>', '<|endoftext|>', '<end>'], **companions))
-  assert loaded.eos_ids == eos_ids and loaded.pad_id == eos_ids[0]  # without one of its own
+  assert loaded.eos_ids == eos_ids and loaded.pad_id == eos_ids[0]  # no padding token
 
 
 def test_tokens_that_only_the_config_lists_are_added(checkpoint):
@@ -177,7 +177,7 @@ def test_a_padding_token_may_be_in_the_older_file(checkpoint):
 @pytest.mark.parametrize('name', ['tokenizer_config.json', 'added_tokens.json'])
 def test_a_folder_with_settings_that_a_sentencepiece_model_lacks_is_refused(tmp_path, name):
   tokenizer.train(TEXTS, 300, tmp_path / 'tokenizer.model')
-  (tmp_path / 'generation_config.json').write_text('{}')  # an export writes it
+  (tmp_path / 'generation_config.json').write_text('{}')  # exports contain this file
   assert tokenizer.load(tmp_path).eos_ids == (1,)
   (tmp_path / name).write_text('{}')
   with pytest.raises(InputError, match=rf'{name} applies only to a tokenizer\.json, .*Write one'):
@@ -216,7 +216,7 @@ TAGGED = '<think>12</think><tool_call>+</tool_call>\n<answer>7</answer>'
 
 
 @pytest.mark.parametrize('are_special', [False, True])
-def test_tags_stay_in_the_text_even_where_they_are_special_tokens(checkpoint, are_special):
+def test_tags_stay_in_the_text_even_if_they_are_special_tokens(checkpoint, are_special):
   tags = re.findall('<.*?>', TAGGED)
   folder = checkpoint(['<|endoftext|>'])
   model = tokenizers.Tokenizer.from_file(str(folder / 'tokenizer.json'))
@@ -238,7 +238,7 @@ def test_tags_that_are_control_pieces_stay_in_the_text(tmp_path):
   assert loaded.decode([*loaded.encode('7+'), *ids, *loaded.encode('1')]) == '7+<think></think>1'
 
 
-def test_what_the_file_adds_pads_or_cuts_is_switched_off(checkpoint):
+def test_begin_tokens_padding_and_truncation_in_the_file_are_disabled(checkpoint):
   folder = checkpoint(['<|endoftext|>', '<pad>'], tokenizer_config={'pad_token': '<pad>'})
   model = tokenizers.Tokenizer.from_file(str(folder / 'tokenizer.json'))
   model.post_processor = tokenizers.processors.TemplateProcessing(
@@ -255,8 +255,8 @@ def test_what_the_file_adds_pads_or_cuts_is_switched_off(checkpoint):
 @pytest.mark.parametrize(
   ('name', 'content', 'message'),
   [
-    ('absent', None, r'must be a tokenizer\.json, .* but none was found'),
-    ('.', None, 'but none was found'),
+    ('absent', None, r'no tokenizer found\. It must be a tokenizer\.json, '),
+    ('.', None, 'no tokenizer found'),
     ('x.txt', b'text', r'must be a tokenizer\.json'),
     ('x.model', b'junk', 'not a SentencePiece model'),
     ('x.model', b'', 'not a SentencePiece model'),
@@ -277,7 +277,7 @@ def test_a_sentencepiece_model_without_an_eos_piece_is_refused(tmp_path):
     tokenizer.load(path)
 
 
-# ---- The text of each token: each character with the token that ends it ----
+# ---- Token texts: each character belongs to the token that completes it ----
 
 PIECE_TEXTS = [
   '12+7+31\n',
@@ -290,19 +290,19 @@ PARTS = ['  ', ' ', 'a', ' the', '\n', '日本', '😀', 'ü', '12', *SPECIAL, '
 
 
 def as_trained(folder):
-  """As a run trains one; neither adds nor removes spaces."""
+  """A tokenizer trained as in a run. It neither adds nor removes spaces."""
   tokenizer.train(PIECE_TEXTS, 330, folder / 'tokenizer.model')
   return tokenizer.load(folder / 'tokenizer.model')
 
 
 def converted(folder):
-  """The tokenizer.json of one that a run trained."""
+  """A tokenizer trained as in a run, converted to tokenizer.json."""
   as_trained(folder).save(folder / 'saved')
   return tokenizer.load(folder / 'saved')
 
 
 def with_dummy_prefix(folder, **options):
-  """SentencePiece as Llama 2 has it: a space before each text, which decoding takes away."""
+  """SentencePiece as in Llama 2: encoding adds a space before each text; decoding removes it."""
   return tokenizer.load(sentencepiece_models.train(PIECE_TEXTS, folder / 'tokenizer', **options))
 
 
@@ -318,13 +318,13 @@ def of_json(folder, model):
 
 def byte_level(folder):
   model = byte_level_model(PIECE_TEXTS, vocab_size=310)
-  # Not of the alphabet: DeepSeek has such ones.
+  # Not in the byte alphabet, like DeepSeek's special tokens.
   model.add_special_tokens(['<｜end▁of▁sentence｜>'])
   return of_json(folder, model)
 
 
 def byte_fallback(folder):
-  """The tokenizer.json of Llama 2, which takes one space from the start of a text."""
+  """A tokenizer.json as in Llama 2, whose decoder removes one space from the start of a text."""
   words = ['▁', '▁a', '▁the', 'a', 'the', '▁▁', '\n', '日']
   names = ['<unk>', *(f'<0x{byte:02X}>' for byte in range(256)), *words]
   vocabulary = {name: index for index, name in enumerate(names)}
@@ -344,7 +344,12 @@ def metaspace(folder):
   return of_json(folder, model)
 
 
-PLAIN = (as_trained, converted, byte_level, byte_fallback)  # each character has its bytes' tokens
+PLAIN = (
+  as_trained,
+  converted,
+  byte_level,
+  byte_fallback,
+)  # these encode rare characters byte by byte
 
 
 @pytest.fixture(
@@ -357,7 +362,7 @@ def opened(request, tmp_path_factory):
 
 
 def random_ids(opened, rng):
-  """Any ids; those of texts; and those of characters of two to four bytes, with others between."""
+  """Return random ids, a text's ids, and ids of multi-byte characters mixed with random ids."""
   anything = [rng.randrange(-1, opened.vocab_size + 2) for _ in range(rng.randint(0, 9))]
   text = ''.join(rng.choices(PARTS, k=rng.randint(0, 12)))
   characters = []
@@ -367,7 +372,7 @@ def random_ids(opened, rng):
   return anything, opened.encode(text), characters
 
 
-def test_the_pieces_make_what_the_ids_decode_to(opened):
+def test_joined_pieces_equal_the_decoded_text(opened):
   rng, checked = random.Random(0), 0
   for _ in range(500):
     for ids in random_ids(opened, rng):
@@ -380,7 +385,7 @@ def test_the_pieces_make_what_the_ids_decode_to(opened):
 
 
 @pytest.mark.parametrize('make', PLAIN)
-def test_a_character_of_several_tokens_is_the_last_ones(make, tmp_path):
+def test_a_character_belongs_to_its_last_token(make, tmp_path):
   opened = make(tmp_path)
   for character in 'ж€𝄞':
     ids = opened.encode(character)
@@ -397,7 +402,7 @@ def test_spaces_stay_with_their_tokens(tmp_path):
   assert opened.pieces(ids) == ['', ' the', ' ', ' a']
 
 
-def test_special_tokens_have_their_names_and_unknown_ids_nothing(tmp_path):
+def test_special_tokens_show_their_names_and_unknown_ids_are_empty(tmp_path):
   opened = as_trained(tmp_path)
   one, end = opened.encode('1')[0], opened.eos_ids[0]
   ids = [one, end, -1, one, opened.vocab_size, 2, 2**40]
@@ -410,20 +415,20 @@ def test_special_tokens_have_their_names_and_unknown_ids_nothing(tmp_path):
 
 
 @pytest.mark.parametrize('make', PLAIN)
-def test_bytes_that_are_no_character_spoil_none_after_them(make, tmp_path):
+def test_invalid_bytes_do_not_affect_later_characters(make, tmp_path):
   opened = make(tmp_path)
   (one,), note = opened.encode('1'), opened.encode('𝄞')
   assert ''.join(opened.pieces([one, note[-1], one])) == '1\ufffd1'
   assert opened.pieces([one, note[0], one, *note])[3:] == ['', '', '', '𝄞']
   together = ''.join(opened.pieces([one, *note[:2], *note, one]))
   assert re.sub('\ufffd+', '?', together) == '1?𝄞1'
-  found = opened.pieces([one, *note, *note[:3]])  # cut at the limit of a response
+  found = opened.pieces([one, *note, *note[:3]])  # truncated at the response limit
   assert found[:5] == ['1', '', '', '', '𝄞'] and set(''.join(found[5:])) == {'\ufffd'}
 
 
 @pytest.mark.parametrize('text', ['', ' ', 'a', '\ufffd'])
-def test_the_time_is_linear_whatever_the_tokens(text):
-  """No more than a few ids are decoded for each one, in all calls together."""
+def test_token_texts_take_linear_time(text):
+  """All calls together decode only a few ids per token."""
   decoded = []
 
   def decode(ids):
@@ -434,7 +439,7 @@ def test_the_time_is_linear_whatever_the_tokens(text):
   assert sum(decoded) < 20_000
 
 
-# ---- What the environment says is appended as tokens ----
+# ---- Observations ----
 
 SAID, MORE = 'Two.', Message('user', 'Zürich, \U0001f600?')
 
@@ -443,9 +448,9 @@ SAID, MORE = 'Two.', Message('user', 'Zürich, \U0001f600?')
 @pytest.mark.parametrize('template', ['plain', 'chat'])
 @pytest.mark.parametrize('eos', ['<|im_end|>', '<|endoftext|>'])
 def test_an_observation_is_appended_as_tokens(eos, template, is_cut, tmp_path):
-  """The turn stays as it was written; where it was cut, an end token comes first, and only one.
+  """The turn does not change. If it was truncated, exactly one end token comes first.
 
-  The template ends a turn with another end token than the tokenizer's own, as Gemma's does.
+  The template ends a turn with another end token than the tokenizer's, as in Gemma.
   """
   shutil.copytree(CHECKPOINTS / 'qwen2_tied', folder := tmp_path / 'checkpoint')
   stored = json.loads((folder / 'tokenizer_config.json').read_text())
@@ -454,7 +459,7 @@ def test_an_observation_is_appended_as_tokens(eos, template, is_cut, tmp_path):
   (end,) = loaded.encode('<|im_end|>')
   assert end in loaded.eos_ids and loaded.encode(eos) == [loaded.eos_ids[0]]
   turn = np.array(loaded.encode(SAID) + [end] * (not is_cut), np.int32)
-  for content in (MORE.content, '<|im_end|>'):  # what is said may look like an end
+  for content in (MORE.content, '<|im_end|>'):  # an observation may look like an end token
     said = [MORE._replace(content=content)._asdict()]
     text = loaded.decode(tokenizer.observed_tokens(loaded, config, turn, said), special=True)
     after = {

@@ -1,4 +1,4 @@
-"""A tokenizer.json gives the ids of the SentencePiece model or the GGUF that it was made from."""
+"""Tests that a tokenizer.json gives the same ids as its SentencePiece model or GGUF."""
 
 import json
 import pathlib
@@ -29,7 +29,7 @@ ODD = [
 
 @pytest.fixture(scope='module')
 def folder(tmp_path_factory):
-  """What saving a trained tokenizer writes."""
+  """The folder of a saved tokenizer."""
   path = tmp_path_factory.mktemp('conversion')
   tokenizer.train(TEXTS, 330, path / 'trained.model')
   tokenizer.load(path / 'trained.model').save(path / 'saved')
@@ -47,7 +47,7 @@ def converted(folder):
 
 
 def random_texts(original, count):
-  """Texts of pieces, of odd ones and of any characters."""
+  """Return random texts made of pieces, unusual texts and arbitrary characters."""
   rng = random.Random(0)
   pieces = [original.decode([i]) for i in range(original.vocab_size)]
 
@@ -77,8 +77,8 @@ def test_end_padding_size_and_prompts_are_the_same(original, converted):
   assert [i for i in every if not converted.decode([i])] == special
 
 
-def test_of_bytes_that_are_not_utf8_the_valid_neighbours_are_lost_too(original, converted):
-  """The one difference: a tokenizer.json decodes neighbouring bytes as a whole or not at all."""
+def test_invalid_utf8_makes_valid_neighbors_undecodable(original, converted):
+  """The only difference: a tokenizer.json decodes adjacent bytes all together or not at all."""
   a, bad = original.encode('\U0001f600')[0], original.encode('\xff')[1]
   valid = original.encode('\U0001f600')
   assert converted.decode(valid) == original.decode(valid) == '\U0001f600'
@@ -99,7 +99,7 @@ def test_of_bytes_that_are_not_utf8_the_valid_neighbours_are_lost_too(original, 
   ],
   ids=str,
 )
-def test_a_model_whose_ids_would_differ_is_saved_as_it_is(tmp_path, changes):
+def test_a_model_whose_ids_would_differ_is_not_converted(tmp_path, changes):
   settings = dict(
     normalization_rule_name='identity', remove_extra_whitespaces=False, add_dummy_prefix=False
   )
@@ -112,15 +112,15 @@ def test_a_model_whose_ids_would_differ_is_saved_as_it_is(tmp_path, changes):
   assert [path.name for path in (tmp_path / 'saved').iterdir()] == ['tokenizer.model']
 
 
-def test_what_was_converted_is_exported_again_with_all_its_files(folder, converted, tmp_path):
+def test_a_converted_tokenizer_is_exported_with_all_its_files(folder, converted, tmp_path):
   converted.save(tmp_path)
   written = {path.name: path.read_bytes() for path in folder.iterdir()}
-  del written['tokenizer.model']  # the tokenizer.json is what was read
+  del written['tokenizer.model']  # only the tokenizer.json was read
   assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == written
 
 
 def test_special_tokens_in_a_text_are_text(folder, converted):
-  """Unless tokenizer_config.json lets them be read, as most checkpoints do."""
+  """Without split_special_tokens, as in most checkpoints, they are parsed."""
   assert len(converted.encode('</s>')) > 1
   config = json.loads((folder / 'tokenizer_config.json').read_text())
   assert config.pop('split_special_tokens')
@@ -134,7 +134,7 @@ SPECIAL = ['<|endoftext|>', '<|im_start|>', '<|im_end|>']
 
 
 def byte_level(pre='smollm', merges=('a b',), words=(), **changes):
-  """Metadata of a byte-level BPE: special tokens, <think>, bytes, what merges make, [PAD]."""
+  """Return metadata of a byte-level BPE: special tokens, <think>, bytes, merged tokens, [PAD]."""
   alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
   tokens = [*SPECIAL, '<think>', *alphabet, *(m.replace(' ', '') for m in merges), *words, '[PAD9]']
   types = [3, 3, 3, 4, *[1] * (len(tokens) - 5), 5]
@@ -150,7 +150,7 @@ def as_metadata(own):
 
 
 def loaded(folder, metadata):
-  """The tokenizer, through its files."""
+  """Write the tokenizer's files and load them."""
   for name, content in tokenizer_json.of_gguf(metadata, 'model.gguf').items():
     (folder / name).write_bytes(content)
   return tokenizer.load(folder)
@@ -175,12 +175,12 @@ SPACES = ['Ġ Ġ', 'ĠĠ ĠĠ', 'Ċ Ċ', '! Ċ']
     ('qwen2', SPACES, 'a!\n\nb', ['a', '!', '\n\n', 'b']),
   ],
 )
-def test_a_text_is_split_as_the_models_own_tokenizer_does(tmp_path, pre, merges, text, pieces):
+def test_text_is_split_as_by_the_models_own_tokenizer(tmp_path, pre, merges, text, pieces):
   found = loaded(tmp_path, byte_level(pre, merges))
   assert found.pieces(found.encode(text)) == pieces
 
 
-def test_qwens_compose_and_others_do_not(tmp_path):
+def test_only_qwen_tokenizers_normalize_to_nfc(tmp_path):
   decomposed, composed = 'e\u0301', '\u00e9'
   qwen2 = loaded(tmp_path, byte_level('qwen2'))
   assert qwen2.encode(decomposed) == qwen2.encode(composed)
@@ -189,17 +189,17 @@ def test_qwens_compose_and_others_do_not(tmp_path):
 
 
 @pytest.mark.parametrize(('pre', 'count'), [('llama-bpe', 1), ('gpt-2', 3)])
-def test_llama_3_takes_a_word_of_the_vocabulary_whole(tmp_path, pre, count):
+def test_llama_3_does_not_split_words_in_its_vocabulary(tmp_path, pre, count):
   found = loaded(tmp_path, byte_level(pre, words=['xyz']))
   assert len(found.encode('xyz')) == count
 
 
-def test_special_tokens_are_found_in_a_text_and_left_out_of_what_is_graded(tmp_path):
+def test_special_tokens_are_parsed_and_hidden_from_graders(tmp_path):
   found = loaded(tmp_path, byte_level('smollm'))
   ids = found.encode('<|im_start|>a<think><|im_end|>')
   assert (ids[0], ids[2:], len(ids)) == (1, [3, 2], 4)
   assert found.decode(ids) == 'a<think>'
-  assert found.vocab_size == 4 + 256 + 1  # with 'ab', without what only fills the embedding
+  assert found.vocab_size == 4 + 256 + 1  # with 'ab', without the embedding's padding
 
 
 @pytest.mark.parametrize(
@@ -209,11 +209,11 @@ def test_special_tokens_are_found_in_a_text_and_left_out_of_what_is_graded(tmp_p
     ({'eos_token_id': 0}, (0, 2)),
     ({'eot_token_id': 3}, (2, 3, 0)),
     ({'eos_token_id': None}, (0, 2)),
-    # A token that is none of control ends nothing by its name alone.
+    # A name alone does not make an end token; it must be a control token.
     ({'token_type': [1] * 3 + [4] + [1] * 257 + [5]}, (2,)),
   ],
 )
-def test_the_end_of_a_turn_ends_a_response(tmp_path, changes, ends):
+def test_end_of_turn_tokens_end_a_response(tmp_path, changes, ends):
   assert loaded(tmp_path, byte_level(**changes)).eos_ids == ends
 
 
@@ -226,12 +226,12 @@ def test_the_end_of_a_turn_ends_a_response(tmp_path, changes, ends):
     ('smollm', {'add_bos_token': True}, '<|im_start|>'),
   ],
 )
-def test_the_begin_token_is_added_where_the_file_or_its_kind_says_so(tmp_path, pre, changes, begin):
+def test_the_file_or_its_pre_tokenizer_decides_about_the_begin_token(tmp_path, pre, changes, begin):
   found = loaded(tmp_path, byte_level(pre, **changes))
   assert found.chat.begin == begin and found.encode('') == []
 
 
-def test_the_chat_template_is_the_files(tmp_path):
+def test_the_chat_template_comes_from_the_file(tmp_path):
   metadata = byte_level('smollm')
   metadata['tokenizer.chat_template'] = '{{ bos_token }}{{ messages[0].content }}{{ eos_token }}'
   found = loaded(tmp_path, metadata)
@@ -244,7 +244,7 @@ def test_the_chat_template_is_the_files(tmp_path):
 
 @pytest.fixture(scope='module', params=[True, False], ids=['prefix', 'plain'])
 def trained(request, tmp_path_factory):
-  """(a SentencePiece model as Llama 2's is, its metadata as convert_hf_to_gguf.py writes it)."""
+  """(a SentencePiece model like Llama 2's, its metadata as written by convert_hf_to_gguf.py)."""
   path = sentencepiece_models.train(
     TEXTS,
     tmp_path_factory.mktemp('sentencepiece') / 'trained',
@@ -261,7 +261,7 @@ def trained(request, tmp_path_factory):
   return sentencepiece.SentencePieceProcessor(model_file=path), as_metadata(own)
 
 
-def test_ids_and_text_are_those_of_sentencepiece(tmp_path, trained):
+def test_ids_and_text_are_the_same_as_sentencepieces(tmp_path, trained):
   original, metadata = trained
   found = loaded(tmp_path, metadata)
   assert found.eos_ids == (2,) and found.chat.begin == '<s>'
@@ -275,13 +275,13 @@ def test_ids_and_text_are_those_of_sentencepiece(tmp_path, trained):
     assert found.decode(found.encode(text)) == text
 
 
-def test_control_tokens_are_found_in_a_text_and_others_are_not_cut(tmp_path, trained):
+def test_control_and_user_defined_tokens_are_parsed(tmp_path, trained):
   found = loaded(tmp_path, trained[1])
   ids = found.encode('a<tool></s>')
   assert ids[-1] == 2 and trained[1]['tokenizer.ggml.tokens'].index('<tool>') == ids[-2]
 
 
-# ---- What is refused of a GGUF ----
+# ---- Unsupported GGUF tokenizers ----
 
 
 @pytest.mark.parametrize(

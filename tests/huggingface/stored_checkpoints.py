@@ -1,4 +1,4 @@
-"""The checkpoints that make_checkpoints.py has written, and what tests do with them."""
+"""Checkpoints written by make_checkpoints.py, and helpers to read and change them."""
 
 import contextlib
 import math
@@ -16,12 +16,12 @@ INDEX = 'model.safetensors.index.json'
 
 
 def read_config(folder, dtype='float32'):
-  """The model.ShapeConfig of a checkpoint."""
+  """Return the model.ShapeConfig of a checkpoint."""
   return architecture.parse(architecture.read_json(folder), str(folder), dtype)
 
 
 def read_tensors(folder):
-  """Name -> array, of all safetensors files in a folder."""
+  """Return {name: array} for all safetensors files in a folder."""
   return {
     name: value
     for file in sorted(pathlib.Path(folder).glob('*.safetensors'))
@@ -31,7 +31,7 @@ def read_tensors(folder):
 
 @contextlib.contextmanager
 def recorded_reads():
-  """A list of all slices of matrices that `weights.load` reads: (tensor, number of elements)."""
+  """Yield a list that records each matrix slice read by `weights.load`: (tensor, its size)."""
   file_slices, reads = weights._file_slices, []
 
   def record(tensor, shape, index):
@@ -44,7 +44,7 @@ def recorded_reads():
 
 
 def rewrite(file, change):
-  """Applies `change` to the dict of a safetensors file's tensors."""
+  """Apply `change` to the dict of a safetensors file's tensors."""
   content = load_file(file)
   change(content)
   save_file(content, file, {'format': 'pt'})

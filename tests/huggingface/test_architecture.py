@@ -1,4 +1,4 @@
-"""Tests of architecture: config.json to model.ShapeConfig and back, and what is refused."""
+"""Tests of architecture: config.json to model.ShapeConfig and back, and unsupported models."""
 
 import dataclasses
 import json
@@ -15,7 +15,7 @@ from exgrpo_jax.huggingface import architecture
 from exgrpo_jax.policy import rotary
 from tests.helpers.tiny import ROPE
 
-# Of the published config.json of Qwen2.5-Math-1.5B and Llama-3.1-8B.
+# From the published config.json files of Qwen2.5-Math-1.5B and Llama-3.1-8B.
 QWEN = {
   'architectures': ['Qwen2ForCausalLM'], 'hidden_act': 'silu', 'hidden_size': 1536,
   'intermediate_size': 8960, 'max_position_embeddings': 4096, 'num_attention_heads': 12,
@@ -49,7 +49,7 @@ def read(folder, values):
 
 
 def said_back(config):
-  """The config.json of an export, which is read as the same config."""
+  """Return the exported config.json after checking that it is parsed to the same config."""
   said = json.loads(json.dumps(architecture.to_json(config, 4096)))
   assert parse(said) == config
   return said
@@ -72,13 +72,13 @@ def shape(config):
   ],
   ids=['qwen2', 'qwen3', 'llama3'],
 )
-def test_a_config_json_gives_the_models_shape_and_is_given_back(values, expected, rope):
+def test_a_config_json_is_parsed_and_exported_again(values, expected, rope):
   config = parse(values)
   assert (shape(config), config.rope, config.dtype) == (expected, rope, 'float32')
   assert said_back(config)['architectures'] == values['architectures']
 
 
-def test_missing_fields_have_the_defaults_of_transformers():
+def test_missing_fields_have_transformers_defaults():
   missing = ('num_key', 'tie', 'rms', 'rope')
   sparse = {name: value for name, value in LLAMA.items() if not name.startswith(missing)}
   config = parse(sparse)
@@ -189,7 +189,7 @@ def test_an_unreadable_config_json_is_refused(tmp_path, content, message):
     architecture.read_json(tmp_path / 'absent')
 
 
-# ---- Published config.json of every family: what they become, and that an export says it back ----
+# ---- Published config.json files of every family, parsed and exported again ----
 
 
 MISTRAL = dict(
@@ -245,7 +245,7 @@ GEMMA3_1B = dict(
   rms_norm_eps=1e-6, rope_local_base_freq=1e4, rope_scaling=None, rope_theta=1e6,
   sliding_window=512, sliding_window_pattern=6, vocab_size=262144,
 )  # fmt: skip
-# With images: what it does not say is transformers' default.
+# With images. Missing fields have transformers' defaults.
 GEMMA3_4B = dict(
   architectures=['Gemma3ForConditionalGeneration'], model_type='gemma3',
   text_config=dict(
@@ -288,7 +288,7 @@ LINEAR = rotary.RopeConfig(1e6, 'linear', 8.0)
     *('gemma3-1b', '4b', '30b'),
   ],
 )
-def test_a_published_model_is_what_it_is_known_to_be(
+def test_published_models_have_their_known_shapes(
   tmp_path, values, layers, window, rope, local_rope, billions
 ):
   config = read(tmp_path, values)
@@ -307,14 +307,14 @@ def test_the_config_for_gemma_3_1b_has_its_shape(tmp_path):
 
 
 @pytest.mark.parametrize('values', [GEMMA2, GEMMA3_1B])
-def test_a_gemma_without_windows_says_so_of_each_layer(values):
+def test_a_gemma_without_windows_exports_its_layer_types(values):
   config = parse(values, layer_types=['full_attention'] * 26)
   assert (config.layers, config.window) == ('f', 0)
   said = said_back(config)
   assert said['layer_types'] == ['full_attention'] * 26 and said['sliding_window']
 
 
-def test_the_scale_of_a_gemmas_queries_is_exported_as_the_whole_number_it_must_be():
+def test_gemmas_query_scale_is_exported_as_an_integer():
   config = parse(GEMMA3_1B)
   said = architecture.to_json(config, 4096)['query_pre_attn_scalar']
   assert said == 256 and isinstance(said, int)
@@ -322,7 +322,7 @@ def test_the_scale_of_a_gemmas_queries_is_exported_as_the_whole_number_it_must_b
     architecture.to_json(dataclasses.replace(config, query_scale=20.5), 4096)
 
 
-def test_ministral_3_must_say_by_how_much_queries_grow():
+def test_ministral_3_requires_the_query_scaling():
   values = MINISTRAL3_8B['text_config'] | dict(architectures=['Ministral3ForCausalLM'])
   assert parse(values).query_beta == 0.1
   yarn = dict(rope_type='yarn', factor=4.0, original_max_position_embeddings=8192)
@@ -331,18 +331,18 @@ def test_ministral_3_must_say_by_how_much_queries_grow():
 
 
 @pytest.mark.parametrize('of_all', [True, False])
-def test_whether_the_unembedding_is_tied_is_said_of_the_whole_model(tmp_path, of_all):
+def test_tied_embeddings_are_read_from_the_top_level(tmp_path, of_all):
   values = json.loads(json.dumps(MINISTRAL3_8B)) | dict(tie_word_embeddings=of_all)
   values['text_config']['tie_word_embeddings'] = not of_all
   assert read(tmp_path, values).tied_embeddings == of_all
 
 
-def test_a_model_with_images_of_an_unknown_text_is_refused(tmp_path):
+def test_an_image_model_with_an_unknown_text_part_is_refused(tmp_path):
   with pytest.raises(InputError, match="'Mistral3ForConditionalGeneration' is not supported"):
     read(tmp_path, MINISTRAL3_8B | dict(text_config=dict(model_type='other')))
 
 
-def test_windows_and_positions_of_smollm3_are_decided_layer_by_layer():
+def test_smollm3_sets_windows_and_positions_per_layer():
   config = parse(SMOLLM3, use_sliding_window=True, sliding_window=64, layer_types=None)
   assert (config.layers, config.window) == ('fffw', 64)
   said_back(config)
@@ -359,5 +359,5 @@ def test_experts_have_their_own_width_and_a_router_for_each_token():
   experts = config.num_experts, config.experts_per_token, config.mlp_width
   assert experts == (128, 8, 768) and config.normalised_experts
   assert config.route_dtype == 'uint8'
-  # Of 30 billion parameters 3 are at work on a token.
+  # 3 of 30 billion parameters are active per token.
   assert flops.forward_flops(config, 1, 1, 1) / 2e9 == pytest.approx(3.04, abs=0.01)

@@ -1,6 +1,6 @@
-"""Every field of config.json that transformers reads is read alike, refused, or without effect.
+"""Tests that all config.json fields of transformers are read alike, refused, or without effect.
 
-With transformers installed, its configuration classes are walked, and logits compared.
+If transformers is installed, tests also check its configuration classes and compare logits.
 """
 
 import dataclasses
@@ -36,7 +36,7 @@ OWN = {
   'Olmo3ForCausalLM': dict(sliding_window=7), 'Gemma2ForCausalLM': GEMMA,
   'Gemma3ForCausalLM': GEMMA | dict(sliding_window_pattern=2),
 }  # fmt: skip
-# Another value of each field that is honoured; of a layer, it leaves the default.
+# Another value of each supported field. Per-layer values differ from the default pattern.
 ALTERED = dict(
   vocab_size=80, hidden_size=36, num_hidden_layers=5, num_attention_heads=6, num_key_value_heads=3,
   head_dim=10, intermediate_size=40, max_position_embeddings=64, rms_norm_eps=1e-2,
@@ -56,23 +56,23 @@ GROWING = dict(
   rope_type='yarn', rope_theta=3e4, factor=4.0, original_max_position_embeddings=9,
   llama_4_scaling_beta=0.3,
 )  # fmt: skip
-# Fields beside those of a class, which `CASES` try.
+# Fields outside the configuration classes, tested by `CASES`.
 BESIDE = (
   *('rope_scaling', 'rope_theta', 'rope_local_base_freq', 'original_max_position_embeddings'),
   *('sliding_window_pattern', 'num_local_experts'),
 )
-# Fields of the classes without a part in what is computed here -> another value.
+# Fields of the classes that do not affect our computation -> another value.
 WITHOUT_EFFECT = dict(
-  attention_dropout=0.5, initializer_range=0.3,  # of training
+  attention_dropout=0.5, initializer_range=0.3,  # training
   output_router_logits=False, router_aux_loss_coef=0.1, pretraining_tp=2,
-  # of what is returned, and how it is computed
+  # returned values, and details of the computation
   chunk_size_feed_forward=1, output_hidden_states=True, return_dict=True, use_cache=False,
-  id2label={0: 'a', 1: 'b', 2: 'c'}, label2id={'a': 0}, problem_type='regression',  # of classifiers
-  bos_token_id=1, eos_token_id=2, pad_token_id=3,  # of the tokenizer and of generation
+  id2label={0: 'a', 1: 'b', 2: 'c'}, label2id={'a': 0}, problem_type='regression',  # classifiers
+  bos_token_id=1, eos_token_id=2, pad_token_id=3,  # tokenizer and generation
   dtype='float32', transformers_version='4.0',  # config.model.dtype decides
   architectures=None,  # chooses the class
 )  # fmt: skip
-# Attributes that transformers' sources read and that are no fields of a model of text.
+# Attributes that transformers' sources read, but that are not fields of text models.
 NO_FIELDS = {
   *('allow_is_causal_skip', 'default_theta', 'json', 'token_type_ids', 'image_token_id'),
   *('mm_tokens_per_image', 'text_config', 'vision_config'),
@@ -81,7 +81,7 @@ QWEN3, OLMO3, GEMMA3 = (f'{name}ForCausalLM' for name in ('Qwen3', 'Olmo3', 'Gem
 THETA = dict(rope_type='default', rope_theta=1e6)
 YARN = dict(rope_type='yarn', factor=4.0, original_max_position_embeddings=16)
 LINEAR = dict(rope_type='linear', factor=8.0)
-# By name: (architecture, changes, what the refusal says, or values of the model.ShapeConfig).
+# name -> (architecture, changes, error message or expected values of the model.ShapeConfig).
 CASES = {
   row['case']: (row['architecture'], row['changes'], row.get('refusal') or row['config'])
   for row in cases.rows('huggingface', 'config_fields.jsonl')
@@ -98,7 +98,7 @@ def parse(values):
 
 
 @pytest.mark.parametrize(('name', 'changes', 'expected'), CASES.values(), ids=CASES)
-def test_a_field_is_read_as_transformers_reads_it_or_refused(name, changes, expected):
+def test_a_field_is_read_as_in_transformers_or_refused(name, changes, expected):
   values = tiny(name, **changes)
   if isinstance(expected, str):
     with pytest.raises(InputError, match=f'^config.json: {expected}'):
@@ -113,7 +113,7 @@ def test_a_field_is_read_as_transformers_reads_it_or_refused(name, changes, expe
 
 @pytest.mark.parametrize('name', FAMILIES)
 @pytest.mark.parametrize('field', REFUSED)
-def test_a_field_that_no_family_honours_is_refused_unless_it_has_no_effect(name, field):
+def test_unsupported_fields_are_refused_unless_they_have_no_effect(name, field):
   for value in REFUSED[field][1]:
     assert parse(tiny(name, **{field: value})) == parse(tiny(name))
   with pytest.raises(InputError, match=rf'^config\.json: {field}=7 is not supported: .* {field} '):
@@ -125,7 +125,7 @@ def test_fields_without_effect_are_ignored(name):
   assert parse(tiny(name, **WITHOUT_EFFECT | dict(architectures=[name]))) == parse(tiny(name))
 
 
-def test_what_is_said_of_a_model_with_images_is_not_said_of_its_text(tmp_path):
+def test_top_level_fields_of_an_image_model_do_not_affect_its_text_part(tmp_path):
   text = tiny(GEMMA3)
   name = 'Gemma3ForConditionalGeneration'
   values = dict(architectures=[name], text_config=text, rope_scaling=LINEAR, is_causal=False)
@@ -156,7 +156,7 @@ def test_an_extension_changes_the_base_wherever_it_is_read(name, changes):
 
 
 def altered(name):
-  """A config.json of which each field that the class has differs from `tiny`."""
+  """Return a config.json in which every field of the class differs from `tiny`."""
   family = FAMILIES[name]
   rope = NESTED if family.local_theta else ALTERED['rope_parameters']
   rope = GROWING if 'query_beta' in family.options else rope
@@ -207,7 +207,7 @@ def outcome(values):
 
 
 @pytest.mark.parametrize('name', FAMILIES)
-def test_every_altered_field_changes_what_is_computed(name):
+def test_every_altered_field_changes_the_shape(name):
   values = altered(name)
   without_effect = {'max_position_embeddings', 'no_rope_layer_interval', 'max_window_layers'}
   if name == GEMMA3:
@@ -221,7 +221,7 @@ def test_every_altered_field_changes_what_is_computed(name):
 
 @pytest.mark.full
 @pytest.mark.parametrize('name', FAMILIES)
-def test_logits_of_an_altered_model_equal_those_of_transformers(name, mesh, tmp_path):
+def test_logits_of_an_altered_model_equal_transformers_logits(name, mesh, tmp_path):
   values = altered(name)
   assert_logits_agree(values, mesh, tmp_path)
   assert_logits_agree(values | dict(layer_types=None, no_rope_layers=None), mesh, tmp_path)
@@ -229,14 +229,14 @@ def test_logits_of_an_altered_model_equal_those_of_transformers(name, mesh, tmp_
 
 @pytest.mark.full
 @pytest.mark.parametrize('case', [case for case in CASES if not isinstance(CASES[case][2], str)])
-def test_logits_equal_those_of_transformers(case, mesh, tmp_path):
+def test_logits_equal_transformers_logits(case, mesh, tmp_path):
   name, changes, _ = CASES[case]
   assert_logits_agree(tiny(name, **changes), mesh, tmp_path)
 
 
 @pytest.mark.full
 @pytest.mark.parametrize('name', FAMILIES)
-def test_transformers_too_computes_the_same_with_fields_without_effect(name, tmp_path):
+def test_fields_without_effect_do_not_change_transformers_logits(name, tmp_path):
   own = dict(architectures=[name], initializer_range=BASE['initializer_range'])
   others = {f: v for f, v in WITHOUT_EFFECT.items() if f not in ('pad_token_id', 'return_dict')}
   given, changed = tiny(name), tiny(name, **others | own)
@@ -259,7 +259,7 @@ _forward = functools.partial(jax.jit, static_argnums=0)(model.hidden_states)
 
 
 def theirs(values, folder):
-  """The logits of a new model of transformers, [T, V]; it is written to `folder`."""
+  """Create a transformers model, write it to `folder`, and return its logits, [T, V]."""
   torch, transformers = map(pytest.importorskip, ('torch', 'transformers'))
   (folder / 'config.json').write_text(json.dumps(values))
   torch.manual_seed(0)

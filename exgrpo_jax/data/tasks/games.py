@@ -1,4 +1,4 @@
-"""Game tasks: guess a number, cross a frozen lake."""
+"""Tasks for two games: guessing a number and crossing a frozen lake."""
 
 import collections
 from collections.abc import Sequence

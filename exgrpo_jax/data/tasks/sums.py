@@ -1,10 +1,10 @@
 r"""Sums of small positive integers, with worked solutions.
 
-A question is a sum such as '48+9+3+7'. Its worked solution starts with the first
-term and adds the digits in random order: '48+3=51 +9=60 +7=67 \boxed{67}'. A
-question therefore has many right solutions, which gives the policy something to explore.
-The first term spreads the answers over many values, so guessing earns almost nothing. The
-other terms are digits, so a model with half a million parameters can learn the task.
+A question is a sum such as '48+9+3+7'. Its worked solution starts with the first term and adds the
+digits in random order: '48+3=51 +9=60 +7=67 \boxed{67}'. A question therefore has many right
+solutions, which gives the policy something to explore. The first term spreads the answers over many
+values, so guessing earns almost nothing. The other terms are digits, so a model with half a million
+parameters can learn the task.
 """
 
 import itertools
@@ -37,7 +37,7 @@ class Split(NamedTuple):
   """A split's size and difficulty."""
 
   questions: int
-  min_digits: int  # added to the first term
+  min_digits: int  # terms added to the first, all digits
   max_digits: int  # inclusive
   is_high: bool  # True: every digit is at least ARITHMETIC_HIGH; False: at least one is below it
   source: str  # the Question's source
@@ -159,5 +159,5 @@ def _calculator_row(rng: np.random.Generator, seen: set[str]) -> Record:
     text = f'{start}{"".join(f"{term:+d}" for term in terms)}'
     if min(totals) >= 0 and max(totals) <= LARGEST_TOTAL and text not in seen:
       seen.add(text)
-      solution = f'{start}{terms[0]:+d} ={totals[-1]}?'  # the characters used in a turn
+      solution = f'{start}{terms[0]:+d} ={totals[-1]}?'  # has every character of a turn
       return task_record(text, totals[-1], solution, 'calculator')

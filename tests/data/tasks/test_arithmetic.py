@@ -50,7 +50,7 @@ def test_worked_solutions_are_valid_and_end_in_the_answer(rows):
 def test_worked_solutions_shuffle_the_terms(rows):
   in_order = [sums.written_sum(terms(row)) for row in rows['train']]
   same = sum(written == row['solution'] for written, row in zip(in_order, rows['train']))
-  # A shuffle of 3 to 5 digits keeps the order with a chance between 1/6 and 1/120.
+  # A shuffle of 3 to 5 digits keeps the order with a probability between 1/6 and 1/120.
   assert same / len(in_order) < 0.12
 
 
@@ -97,7 +97,7 @@ def test_steps_are_invalid(response):
   assert not sums.valid_steps(QUESTION, response)
 
 
-def test_what_is_no_sum_has_no_steps():
+def test_questions_that_are_not_sums_have_no_valid_steps():
   assert not sums.valid_steps('What is 12 plus 7?', r'12+7=19 \boxed{19}')
 
 

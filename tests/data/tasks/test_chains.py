@@ -28,7 +28,7 @@ def terms(text):
 
 
 def totals(text):
-  """'48+3-9' -> [48, 51, 42]: the start, and what is reached after each term."""
+  """'48+3-9' -> [48, 51, 42]: the start and the running totals."""
   reached = [int(re.split(r'[+-]', text)[0])]
   for term in terms(text):
     reached.append(reached[-1] + term)
@@ -98,7 +98,7 @@ def test_the_rows_are_the_same_on_every_call(rows, monkeypatch):
 
 @pytest.mark.parametrize('split', chains.SPLITS)
 def test_a_constant_guess_earns_almost_nothing(rows, split):
-  """The most common of 90 equally frequent answers; of 500 questions chance gives one a dozen."""
+  """90 answers are equally frequent. By chance, the most common has about 12 of 500 questions."""
   ((_, most),) = collections.Counter(row['answer'] for row in rows[split]).most_common(1)
   assert most < 0.03 * len(rows[split])
 
@@ -117,9 +117,9 @@ def test_the_longer_the_chain_the_fewer_solutions_are_written_out(styles):
 
 
 def test_styles_are_as_reliable_as_documented(styles):
-  """Right where no step slips, and in some of the cases where slips cancel each other out.
+  """A solution is right if no step slips, and sometimes if slips cancel each other out.
 
-  Of two slips a tenth or less cancel: each is one of 20 numbers.
+  At most a tenth of two-slip solutions cancel, because each slip is one of 20 numbers.
   """
   written_rates = (0.02, 0.02, 0.02, 0.05, 0.2, 0.4, 0.5, 0.5, 0.5)
   for count in range(3, 10):
@@ -135,7 +135,7 @@ def test_styles_are_as_reliable_as_documented(styles):
 
 
 def test_wrong_guesses_are_near_the_truth(rows):
-  """A guess is drawn up to 12 away, and one below zero loses its sign."""
+  """A guess is at most 12 away, and a negative guess loses its sign."""
   errors = set()
   for row in rows['pretraining']:
     if chains.style(question(row), row['solution']) == 'guess':
@@ -144,7 +144,7 @@ def test_wrong_guesses_are_near_the_truth(rows):
 
 
 @pytest.mark.full
-def test_right_written_solutions_have_valid_steps_but_where_slips_cancel(rows):
+def test_right_written_solutions_have_valid_steps_unless_slips_cancel(rows):
   found = collections.Counter()
   for row in rows['pretraining']:
     text, solution = question(row), row['solution']
@@ -187,7 +187,7 @@ def test_a_response_has_a_style_by_its_form_and_valid_steps_by_its_numbers(respo
   assert chains.valid_steps(QUESTION, response) == valid
 
 
-def test_what_is_no_chain_has_no_steps():
+def test_questions_that_are_not_chains_have_no_valid_steps():
   assert chains.style('What is 12 plus 7?', WRITTEN) == 'other'
   assert not chains.valid_steps('What is 12 plus 7?', WRITTEN)
 
