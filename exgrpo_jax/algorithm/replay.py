@@ -186,15 +186,18 @@ def draw_questions(
   num_rollouts: int,
   step: int,
   rng: np.random.Generator,
+  in_flight: Sequence[int] = (),
 ) -> list[int]:
   """Draw the rows of the questions that `step` replays: min(eligible, floor(ratio Q)) questions.
 
-  Returns [] before replay starts. A question is eligible if it has the configured difficulty
-  (`trains`), a bucket of positive weight, and a sufficiently recent trajectory (`candidates`).
+  Returns [] before replay starts. A question is eligible if it is not in `in_flight` and has the
+  configured difficulty (`trains`), a bucket of positive weight, and a sufficiently recent
+  trajectory (`candidates`).
   """
   if not buffer.started:
     return []
   row_N, bucket_N, eligible_N = _bucketed(config, buffer, num_rollouts)
+  eligible_N &= ~np.isin(row_N, in_flight)
   has_buckets = config.question_selection not in ('uniform', 'advantage', 'headroom_drift')
   if has_buckets:
     eligible_N &= np.isfinite(bucket_log_weights(config, num_rollouts))[bucket_N]

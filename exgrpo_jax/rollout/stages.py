@@ -117,12 +117,12 @@ def plan_step(
   begun = [group.question_row for group in partial_groups]
   count = max(0, config.groups_in_flight - len(begun))
   rng = randomness.generator(rollout.seed, Purpose.PLAN, step)
-  not_begun = {row: entry for row, entry in buffer.entries.items() if row not in begun}
-  free = dataclasses.replace(buffer, entries=not_begun)
   among = count
   if config.is_dynamic:  # dropped groups free places, but a step trains on Q groups
     among = min(count, config.questions) if config.partial else config.questions
-  replayed = replay.draw_questions(replay_config, free, among, config.group_size, step, rng)
+  replayed = replay.draw_questions(
+    replay_config, buffer, among, config.group_size, step, rng, begun
+  )
   fresh, cursor = question_stream.take(
     cursor,
     max(0, count - len(replayed)),
