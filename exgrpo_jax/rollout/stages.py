@@ -497,6 +497,7 @@ def assemble(
     rows += [(prompt, member.tokens) for member in own]
     members += own
   is_replay_B = np.array([isinstance(member, Trajectory) for member in members])
+  trains_B = np.array(trains, np.float32)
   advantage_B = _advantages(objective_config, np.array(rewards, np.float32), is_replay_B, trained)
   tokens_BT, mask_BT = right_padded(rows, rollout.config.longest_row, rollout.tokenizer.pad_id)
   is_token_BT = mask_BT > 0
@@ -515,7 +516,9 @@ def assemble(
         term_weight_BT[b, is_token_BT[b]] = member.tis_weight
       is_carried_BT[b, is_token_BT[b]] = np.arange(len(member.tokens)) < member.tokens_before(step)
   if objective_config.m2po_threshold < float('inf') and is_replay_B.any():
-    stays = _within_second_moment(objective_config, replays, scores, advantage_B[is_replay_B])
+    # With advantage 0, no token of a row that does not train counts toward the second moment.
+    trained_R = (advantage_B * trains_B)[is_replay_B]
+    stays = _within_second_moment(objective_config, replays, scores, trained_R)
     term_weight_BT[(mask_BT > 0) & is_replay_B[:, None]] = stays
   routes_BTLC = None
   if rollout.config.router_replay:
@@ -523,7 +526,7 @@ def assemble(
     routes_BTLC = routes.padded(rollout.score_spec.model, row_routes, tokens_BT.shape[1])
   return Batch(
     tokens_BT=tokens_BT,
-    response_mask_BT=mask_BT * np.array(trains, np.float32)[:, None],
+    response_mask_BT=mask_BT * trains_B[:, None],
     old_logp_BT=logp_BT,
     advantage_B=advantage_B,
     is_replay_B=is_replay_B,
