@@ -516,7 +516,6 @@ def assemble(
         term_weight_BT[b, is_token_BT[b]] = member.tis_weight
       is_carried_BT[b, is_token_BT[b]] = np.arange(len(member.tokens)) < member.tokens_before(step)
   if objective_config.m2po_threshold < float('inf') and is_replay_B.any():
-    # With advantage 0, no token of a row that does not train counts toward the second moment.
     trained_R = (advantage_B * trains_B)[is_replay_B]
     stays = _within_second_moment(objective_config, replays, scores, trained_R)
     term_weight_BT[(mask_BT > 0) & is_replay_B[:, None]] = stays
