@@ -500,8 +500,7 @@ def assemble(
   trains_B = np.array(trains, np.float32)
   advantage_B = _advantages(objective_config, np.array(rewards, np.float32), is_replay_B, trained)
   tokens_BT, mask_BT = right_padded(rows, rollout.config.longest_row, rollout.tokenizer.pad_id)
-  is_token_BT = mask_BT > 0
-  # Environment tokens are context: they are not trained on and have no weight.
+  is_token_BT = mask_BT > 0  # includes environment tokens, which are context without a weight
   mask_BT[is_token_BT] = np.concatenate([member.own for member in members])
   logp_BT, term_weight_BT = np.zeros_like(mask_BT), np.ones_like(mask_BT)
   is_carried_BT = np.zeros(mask_BT.shape, bool)
@@ -516,8 +515,8 @@ def assemble(
         term_weight_BT[b, is_token_BT[b]] = member.tis_weight
       is_carried_BT[b, is_token_BT[b]] = np.arange(len(member.tokens)) < member.tokens_before(step)
   if objective_config.m2po_threshold < float('inf') and is_replay_B.any():
-    trained_R = (advantage_B * trains_B)[is_replay_B]
-    stays = _within_second_moment(objective_config, replays, scores, trained_R)
+    advantage_R = (advantage_B * trains_B)[is_replay_B]
+    stays = _within_second_moment(objective_config, replays, scores, advantage_R)
     term_weight_BT[(mask_BT > 0) & is_replay_B[:, None]] = stays
   routes_BTLC = None
   if rollout.config.router_replay:
