@@ -484,7 +484,7 @@ def assemble(
   responses get an empty mask but stay in the batch, so the number of rows never changes.
   """
   objective_config, step = rollout.objective_config, trained.plan.step
-  rewards, rows, trains = [], [], []
+  rewards, rows, trains, first_steps = [], [], [], []
   members: list[Response | Trajectory] = []
   groups = zip(trained.plan.prompts, trained.responses, replays, trained.verdicts, strict=True)
   num_trained = len(trained.plan.questions) - trained.num_dropped
@@ -505,7 +505,6 @@ def assemble(
   logp_BT, term_weight_BT = np.zeros_like(mask_BT), np.ones_like(mask_BT)
   is_carried_BT = np.zeros(mask_BT.shape, bool)
   logp_BT[is_token_BT] = np.concatenate([member.logp for member in members])  # row by row
-  first_steps = []
   for b, member in enumerate(members):
     if isinstance(member, Trajectory):  # corrected only by its importance weight
       first_steps.append(member.step)
