@@ -174,15 +174,17 @@ def draw_questions(
   num_rollouts: int,
   step: int,
   rng: np.random.Generator,
+  in_flight: Sequence[int] = (),
 ) -> list[int]:
   """Draw the rows of the questions that `step` replays: min(eligible, floor(ratio Q)) questions.
 
-  Returns [] before replay starts. A question is eligible if it has the configured difficulty
-  (`trains`), a bucket of positive weight, and a sufficiently recent trajectory (`candidates`).
+  Returns [] before replay starts. A question is eligible if it is not `in_flight` and has the right
+  difficulty (`trains`), a bucket of positive weight, and a recent enough trajectory (`candidates`).
   """
   if not buffer.started:
     return []
   row_N, bucket_N, eligible_N = _bucketed(config, buffer, num_rollouts)
+  eligible_N &= ~np.isin(row_N, in_flight)
   has_buckets = config.question_selection in question_rules.BUCKET_RULES
   if has_buckets:
     eligible_N &= np.isfinite(bucket_log_weights(config, num_rollouts))[bucket_N]
@@ -254,8 +256,7 @@ def _draw(
   if log_weight_N is None:
     return rng.choice(row_N, count, replace=False).tolist()
   # The Gumbel top-k trick: small weights do not underflow (Vieira 2014).
-  key_N = log_weight_N + rng.gumbel(size=len(row_N))
-  return row_N[np.argsort(-key_N)[:count]].tolist()
+  return row_N[np.argsort(-log_weight_N - rng.gumbel(size=len(row_N)))[:count]].tolist()
 
 
 def record_step(
@@ -298,8 +299,7 @@ def record_step(
       if trajectories:
         entries[row] = Entry(correctness, len(prompt), trajectories)
   fresh = [verdict.correct for judged in verdicts for verdict in judged]
-  crosses = config.ratio > 0 and np.mean(fresh) > config.start_pass_rate
-  started = buffer.started or bool(crosses)
+  started = buffer.started or (config.ratio > 0 and bool(np.mean(fresh) > config.start_pass_rate))
   return dataclasses.replace(buffer, entries=entries, retired_epoch=retired, started=started)
 
 
@@ -335,8 +335,7 @@ def counts_after(
 
 def with_history(buffer: Buffer, plan: Plan, verdicts: Sequence[Sequence[Verdict]]) -> Buffer:
   """Return the buffer with its history updated by `counts_after`."""
-  history = {**buffer.history, **counts_after(plan, verdicts)}
-  return dataclasses.replace(buffer, history=history)
+  return dataclasses.replace(buffer, history={**buffer.history, **counts_after(plan, verdicts)})
 
 
 def group_correctness(
@@ -367,8 +366,7 @@ def _with_new(
     if is_kept and response.tokens.tobytes() not in known:
       known.add(response.tokens.tobytes())
       values = {'reward': verdict.reward, 'correct': verdict.correct, **response.features}
-      values['truncated'] = response.truncated
-      written = response.first_step(step)
-      kept.append(Trajectory(response.tokens, response.logp, step=written, **values))
+      values |= {'truncated': response.truncated, 'step': response.first_step(step)}
+      kept.append(Trajectory(response.tokens, response.logp, **values))
   kept.sort(key=lambda trajectory: trajectory.step)
   return tuple(kept[-config.max_trajectories :])  # 0 keeps all of them

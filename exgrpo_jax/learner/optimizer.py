@@ -65,7 +65,7 @@ class OptimizerConfig:
   schedule: str = setting(
     'constant',
     SCHEDULES,
-    'the learning rate schedule after warm-up: linear and cosine decay to 0 at the last update',
+    'the learning rate schedule after warm-up: linear and cosine reach 0 after the last update',
     AUTHORS,
   )
   warmup_updates: int = setting(

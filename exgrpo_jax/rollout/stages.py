@@ -117,12 +117,12 @@ def plan_step(
   begun = [group.question_row for group in partial_groups]
   count = max(0, config.groups_in_flight - len(begun))
   rng = randomness.generator(rollout.seed, Purpose.PLAN, step)
-  not_begun = {row: entry for row, entry in buffer.entries.items() if row not in begun}
-  free = dataclasses.replace(buffer, entries=not_begun)
   among = count
   if config.is_dynamic:  # dropped groups free places, but a step trains on Q groups
     among = min(count, config.questions) if config.partial else config.questions
-  replayed = replay.draw_questions(replay_config, free, among, config.group_size, step, rng)
+  replayed = replay.draw_questions(
+    replay_config, buffer, among, config.group_size, step, rng, begun
+  )
   fresh, cursor = question_stream.take(
     cursor,
     max(0, count - len(replayed)),
@@ -484,7 +484,7 @@ def assemble(
   responses get an empty mask but stay in the batch, so the number of rows never changes.
   """
   objective_config, step = rollout.objective_config, trained.plan.step
-  rewards, rows, trains = [], [], []
+  rewards, rows, trains, first_steps = [], [], [], []
   members: list[Response | Trajectory] = []
   groups = zip(trained.plan.prompts, trained.responses, replays, trained.verdicts, strict=True)
   num_trained = len(trained.plan.questions) - trained.num_dropped
@@ -497,15 +497,14 @@ def assemble(
     rows += [(prompt, member.tokens) for member in own]
     members += own
   is_replay_B = np.array([isinstance(member, Trajectory) for member in members])
+  trains_B = np.array(trains, np.float32)
   advantage_B = _advantages(objective_config, np.array(rewards, np.float32), is_replay_B, trained)
   tokens_BT, mask_BT = right_padded(rows, rollout.config.longest_row, rollout.tokenizer.pad_id)
-  is_token_BT = mask_BT > 0
-  # Environment tokens are context: they are not trained on and have no weight.
+  is_token_BT = mask_BT > 0  # includes environment tokens, which are context without a weight
   mask_BT[is_token_BT] = np.concatenate([member.own for member in members])
   logp_BT, term_weight_BT = np.zeros_like(mask_BT), np.ones_like(mask_BT)
   is_carried_BT = np.zeros(mask_BT.shape, bool)
   logp_BT[is_token_BT] = np.concatenate([member.logp for member in members])  # row by row
-  first_steps = []
   for b, member in enumerate(members):
     if isinstance(member, Trajectory):  # corrected only by its importance weight
       first_steps.append(member.step)
@@ -515,7 +514,8 @@ def assemble(
         term_weight_BT[b, is_token_BT[b]] = member.tis_weight
       is_carried_BT[b, is_token_BT[b]] = np.arange(len(member.tokens)) < member.tokens_before(step)
   if objective_config.m2po_threshold < float('inf') and is_replay_B.any():
-    stays = _within_second_moment(objective_config, replays, scores, advantage_B[is_replay_B])
+    advantage_R = (advantage_B * trains_B)[is_replay_B]
+    stays = _within_second_moment(objective_config, replays, scores, advantage_R)
     term_weight_BT[(mask_BT > 0) & is_replay_B[:, None]] = stays
   routes_BTLC = None
   if rollout.config.router_replay:
@@ -523,7 +523,7 @@ def assemble(
     routes_BTLC = routes.padded(rollout.score_spec.model, row_routes, tokens_BT.shape[1])
   return Batch(
     tokens_BT=tokens_BT,
-    response_mask_BT=mask_BT * np.array(trains, np.float32)[:, None],
+    response_mask_BT=mask_BT * trains_B[:, None],
     old_logp_BT=logp_BT,
     advantage_B=advantage_B,
     is_replay_B=is_replay_B,

@@ -261,8 +261,9 @@ def test_length_buckets_are_equal_parts_of_the_ranking(kind):
 # ---- Drawing ----
 
 
-def draw(buffer, config=PAPER, questions=8, seed=0, step=5):
-  return replay.draw_questions(config, buffer, questions, K, step, np.random.default_rng(seed))
+def draw(buffer, config=PAPER, questions=8, seed=0, step=5, in_flight=()):
+  rng = np.random.default_rng(seed)
+  return replay.draw_questions(config, buffer, questions, K, step, rng, in_flight)
 
 
 def test_nothing_is_drawn_before_the_start():
@@ -285,6 +286,14 @@ def test_a_bucket_of_weight_0_is_never_drawn(selection):
   assert draw(buffer_of({1: 0.0, 2: 0.0}), config) == []
   assert set(draw(buffer_of({1: 0.0, 2: 0.25, 3: 0.0, 4: 0.75}), config)) == {2, 4}  # of 4 wanted
   assert len(draw(buffer_of({1: 0.0, 2: 0.25, 3: 0.0, 4: 0.75}))) == 4  # by the paper's weights
+
+
+def test_questions_in_flight_are_not_drawn_but_still_count_in_the_ranks_by_length():
+  buffer = replay.Buffer({n: entry(0.5, n, trajectory(0)) for n in range(8)}, started=True)
+  config = changed(question_selection='linear', bucket_by='question_length', ratio=0.9)
+  assert [own for own, k in replay.buckets(config, buffer, K).items() if k == 0] == [0, 1]
+  assert sorted(draw(buffer, config, in_flight=[0, 1, 2])) == [3, 4, 5, 6, 7]
+  assert sorted(draw(buffer, config, in_flight=[5])) == [2, 3, 4, 6, 7]
 
 
 def test_counts_per_bucket_follow_the_gaussian():

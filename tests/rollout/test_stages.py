@@ -8,8 +8,17 @@ import jax
 import numpy as np
 import pytest
 
-from exgrpo_jax.algorithm import question_stream, replay
-from exgrpo_jax.datatypes import Cursor, GradedGroups, PartialGroup, Verdict
+from exgrpo_jax.algorithm import objective, question_stream, replay
+from exgrpo_jax.datatypes import (
+  Cursor,
+  GradedGroups,
+  PartialGroup,
+  Plan,
+  ReplayScores,
+  Response,
+  Trajectory,
+  Verdict,
+)
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.experiment.generation import make_rollout
 from exgrpo_jax.policy import model
@@ -400,6 +409,26 @@ def test_training_on_one_difficulty_masks_the_other_groups(difficulty, successes
     assert_differs_only_in_what_trains(batch, step.batch, trains_B)
     seen |= set(solved_Q)
   assert seen == {0, 1, 2, 3, 4}
+
+
+def test_replayed_rows_that_do_not_train_leave_the_second_moment_of_the_others_alone():
+  """The first group is half solved. The second is hard: its ratios are near 1 but do not count."""
+  rollout = types.SimpleNamespace(
+    config=types.SimpleNamespace(longest_row=8, router_replay=False, keeps_groups=False),
+    replay_config=replay.ReplayConfig(difficulty='medium'),
+    objective_config=objective.ObjectiveConfig(m2po_threshold=0.04),
+    tokenizer=types.SimpleNamespace(pad_id=0),
+  )
+  nothing, log_ratios = np.zeros(1, np.float32), np.float32([[0.3, 0.1], [0.01, 0.01]])
+  fresh = Response(np.int32([1]), nothing, entropy=nothing, truncated=False)
+  stored = Trajectory(np.int32([2, 3]), np.zeros(2, np.float32), reward=1.0, step=1)
+  scores = [ReplayScores(logp=x, entropy=x, weight=x, log_ratio=x) for x in log_ratios]
+  right, wrong = Verdict(1.0, 'correct'), Verdict(0.0, 'wrong')
+  plan = Plan(2, Cursor(), True, (None,) * 2, (np.int32([5]),) * 2, ((stored,),) * 2, (True,) * 2)
+  trained = GradedGroups(plan, [[fresh] * 3] * 2, [[right, wrong, wrong], [wrong] * 3])
+  batch = stages.assemble(rollout, trained, [stored] * 2, scores)
+  is_own_BT = (batch.response_mask_BT > 0) & batch.is_replay_B[:, None]
+  assert batch.term_weight_BT[is_own_BT].tolist() == [0, 1]  # (.3^2 + .1^2) / 2 > .04
 
 
 def test_padding_is_the_pad_token_on_the_right_to_a_bucketed_length(recorded, chosen):
