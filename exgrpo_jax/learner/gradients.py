@@ -454,7 +454,7 @@ def passes(spec: UpdateSpec, length_R: np.ndarray, response_R: np.ndarray) -> li
 
 
 def one_row(nothing: Batch, prompt: int, response: int) -> Batch:
-  """Make a batch whose only row to train on has these sizes, to get a pass of the right shape."""
+  """Make a batch with a single row to train on, of these sizes, to get the shape of its pass."""
   mask_BT = nothing.response_mask_BT.copy()
   mask_BT[0, prompt : prompt + response] = 1
   advantage_B = np.ones_like(nothing.advantage_B)

@@ -145,7 +145,7 @@ def _second_moments_in_bfloat16(adam: optax.GradientTransformation) -> optax.Gra
 
 
 def _stochastic_round(x: jax.Array, key: jax.Array) -> jax.Array:
-  """Round float32 randomly to one of its two bfloat16 neighbours, more often to the nearer one."""
+  """Round float32 randomly to one of its two bfloat16 neighbors, more often to the nearer one."""
   # bfloat16 is float32's upper half; a carry out of the lower half rounds away from 0.
   bits = jax.lax.bitcast_convert_type(x, jnp.uint32)
   bits += jax.random.bits(key, x.shape, jnp.uint16).astype(jnp.uint32)

@@ -65,7 +65,7 @@ def test_copies_of_a_question_get_the_same_traces_unless_a_row_is_named(recorded
   for row, rows in ((None, [0, 2]), (2, [2]), (1, [0, 2])):
     found, counts = propose(trace('a', 'x', row=row), trace('c', 'x'), data=data)
     assert [candidate.row for candidate in found] == rows
-    assert counts == {'traces': 2, 'ask no training question': 1, 'too long': 0, 'repeated': 0}
+    assert counts == {'traces': 2, 'without a matching question': 1, 'too long': 0, 'repeated': 0}
 
 
 def test_a_response_ends_with_its_first_end_token(recorded, propose):
