@@ -152,7 +152,7 @@ class FolderHandler(ocp.AsyncCheckpointHandler):
 @ocp.args.register_with_handler(FolderHandler, for_save=True, for_restore=True)
 @dataclasses.dataclass
 class FolderArgs(ocp.args.CheckpointArgs):
-  """A function that reads a folder, or writes unchanging data to an empty folder."""
+  """A function that reads a folder, or writes data that no longer changes to an empty folder."""
 
   call: Callable[[epath.Path], Any]
 

@@ -120,7 +120,7 @@ def make(config: OptimizerConfig, num_updates: int) -> optax.GradientTransformat
 def _second_moments_in_bfloat16(adam: optax.GradientTransformation) -> optax.GradientTransformation:
   """Keep the second moment in bfloat16 with stochastic rounding.
 
-  An update shrinks the second moment by at most 1 - b2, which is a thousandth. Adjacent bfloat16
+  An update shrinks the second moment by at most a thousandth (1 - b2). Adjacent bfloat16
   values differ by four to eight thousandths, so with rounding to nearest the moment would never
   decrease. Stochastic rounding is correct on average (arXiv:1502.02551). The first moment changes
   by about a tenth per update and does not need stochastic rounding.

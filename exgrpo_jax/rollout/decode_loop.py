@@ -96,7 +96,7 @@ _Decoded = TypeVar('_Decoded')
 
 
 class Forced(NamedTuple):
-  """Tokens fed to rows before they sample. They join the response but never end it."""
+  """Tokens fed to rows before they sample. They become part of the response but never end it."""
 
   tokens_NB: Array  # int32; only the first `count_B` of each column are used
   count_B: Array  # int32

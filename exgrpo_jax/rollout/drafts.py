@@ -188,7 +188,7 @@ def _begun(
 def _read(
   forced: Forced | None, token_BT: jax.Array, place_B: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-  """Replace tokens from index `place_B` on with forced tokens, if any, and mark the replaced."""
+  """Replace tokens from index `place_B` on with any forced tokens, and mark the forced ones."""
   if forced is None:
     return token_BT, jnp.zeros(token_BT.shape, bool)
   tokens_NB = jnp.asarray(forced.tokens_NB)

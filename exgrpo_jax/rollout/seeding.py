@@ -31,7 +31,7 @@ from exgrpo_jax.runtime import hosts
 
 UNKNOWN_CORRECTNESS = 0.5  # the middle bucket, until the policy has tried the question itself
 
-_QUESTION, _RESPONSE = ('question', 'prompt'), ('response', 'target')  # the first present is read
+_QUESTION, _RESPONSE = ('question', 'prompt'), ('response', 'target')  # reads the first one present
 _TOKENS, _LOGP, _CORRECTNESS = 'tokens', 'logp', 'correctness'
 _COLUMNS = (*_QUESTION, *_RESPONSE, _TOKENS, _LOGP, _CORRECTNESS)
 _NEEDED = (_QUESTION, (*_RESPONSE, _TOKENS))  # at least one column from each tuple

@@ -212,7 +212,7 @@ def past_of(requests: Sequence[Request]) -> Past:
 
 
 def text_length(config: model.ShapeConfig, spec: DecodeSpec, state: decode_loop.State) -> int:
-  """Return the limit for `texts_of`: the cache length or the longest row, if that is shorter."""
+  """Return the limit for `texts_of`: the smaller of the cache length and the longest row."""
   return min(model.cache_length(config, state.cache), spec.longest_row)
 
 
@@ -356,7 +356,7 @@ class Prefilled:
         self.prompts = decode_loop.prefill(
           config, params, self.prompts, tokens_PT, lengths_P, place_P
         )
-        # Keeps the reported progress accurate. The device is hardly idle between batches.
+        # Wait, to report progress accurately. The device is hardly idle between batches.
         jax.block_until_ready(self.prompts.hidden_WD)
         done += len(origins)
 

@@ -113,7 +113,7 @@ def truncate(distribution: Distribution, logits_BV: jax.Array) -> jax.Array:
   if distribution.top_p < 1:
     falling_BV = -jnp.sort(-logits_BV, axis=-1)
     p_BV = jax.nn.softmax(falling_BV, axis=-1)
-    needed_BV = jnp.cumsum(p_BV, axis=-1) - p_BV < distribution.top_p  # not reached before
+    needed_BV = jnp.cumsum(p_BV, axis=-1) - p_BV < distribution.top_p  # the sum before each token
     # The first token is always kept, even if top_p is so small that rounding hides it.
     count_B1 = jnp.maximum(1, jnp.sum(needed_BV, axis=-1, keepdims=True))
     least_B1 = jnp.take_along_axis(falling_BV, count_B1 - 1, axis=-1)
