@@ -33,7 +33,7 @@ Accumulator = tuple[model.Params, Sums]  # a gradient and its sums
 
 @dataclasses.dataclass(frozen=True)
 class MicrobatchConfig:
-  """Settings for splitting minibatches; they only affect rounding, memory and time."""
+  """The split of minibatches into microbatches; it affects only rounding, memory and time."""
 
   tokens: int = setting(
     9216,
