@@ -333,7 +333,7 @@ def hidden_states_and_balance(
 
 
 def copied(params: Params) -> Params:
-  """Copy parameters, without compiling, so that donating the copies keeps the originals."""
+  """Copy parameters without compiling, so that donating the copies leaves the originals intact."""
   return jax.tree.map(lambda x: jax.device_put(x, x.sharding, may_alias=False), params)
 
 

@@ -126,7 +126,7 @@ def is_informative(config: ReplayConfig, verdicts: Sequence[Verdict]) -> bool:
 
 
 def dropped(config: ReplayConfig, graded: GradedGroups, mask_truncated: bool) -> list[int]:
-  """Return finished fresh groups that are uninformative or, with `mask_truncated`, truncated."""
+  """Return finished fresh groups that are uninformative or, if `mask_truncated`, all truncated."""
   groups = zip(graded.plan.is_drawn, graded.responses, graded.verdicts, strict=True)
   return [
     group
