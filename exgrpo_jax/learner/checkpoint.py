@@ -152,7 +152,7 @@ class FolderHandler(ocp.AsyncCheckpointHandler):
 @ocp.args.register_with_handler(FolderHandler, for_save=True, for_restore=True)
 @dataclasses.dataclass
 class FolderArgs(ocp.args.CheckpointArgs):
-  """A function that reads a folder, or writes unchanging data to an empty folder."""
+  """A function that reads a folder, or writes data that no longer changes to an empty folder."""
 
   call: Callable[[epath.Path], Any]
 
@@ -473,7 +473,7 @@ def explain_failure(workdir: str) -> Iterator[None]:
       hook(unraisable)
 
   # Each of orbax's threads logs the full error, before it is raised or long afterwards.
-  log.addFilter(_is_other_news)
+  log.addFilter(_is_unrelated)
   sys.unraisablehook = report_unraisable
   is_failing = False
   try:
@@ -493,7 +493,7 @@ def explain_failure(workdir: str) -> Iterator[None]:
     ) from error
   finally:
     if not is_failing:
-      log.removeFilter(_is_other_news)
+      log.removeFilter(_is_unrelated)
       sys.unraisablehook = hook
 
 
@@ -506,6 +506,6 @@ def _write_failure(error: BaseException) -> str:
   return ''
 
 
-def _is_other_news(record: LogRecord) -> bool:
+def _is_unrelated(record: LogRecord) -> bool:
   error = record.exc_info[1] if record.exc_info else None
   return error is None or not _write_failure(error)

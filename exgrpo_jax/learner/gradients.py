@@ -33,13 +33,13 @@ Accumulator = tuple[model.Params, Sums]  # a gradient and its sums
 
 @dataclasses.dataclass(frozen=True)
 class MicrobatchConfig:
-  """The split of a minibatch into microbatches, which only affects rounding, memory and time."""
+  """The split of minibatches into microbatches; it affects only rounding, memory and time."""
 
   tokens: int = setting(
     9216,
     '[1, inf)',
     'number of tokens per shard, including padding, in one forward and backward pass, and in a '
-    'forward pass that scores stored responses. A shard always has room for one row of the longest '
+    'forward pass that scores stored responses; a shard always has room for one row of the longest '
     'allowed length',
   )
   remat: str = setting(
@@ -454,7 +454,7 @@ def passes(spec: UpdateSpec, length_R: np.ndarray, response_R: np.ndarray) -> li
 
 
 def one_row(nothing: Batch, prompt: int, response: int) -> Batch:
-  """Make a batch whose only row to train on has these sizes, to get a pass of the right shape."""
+  """Make a batch whose only trained row has these sizes. Packing it gives a pass of that shape."""
   mask_BT = nothing.response_mask_BT.copy()
   mask_BT[0, prompt : prompt + response] = 1
   advantage_B = np.ones_like(nothing.advantage_B)

@@ -138,7 +138,7 @@ def make(config: OptimizerConfig, num_updates: int) -> optax.GradientTransformat
 def _second_moments_in_bfloat16(adam: optax.GradientTransformation) -> optax.GradientTransformation:
   """Keep the second moment in bfloat16 with stochastic rounding.
 
-  An update shrinks the second moment by at most 1 - b2, which is a thousandth. Adjacent bfloat16
+  An update shrinks the second moment by at most a thousandth (1 - b2). Adjacent bfloat16
   values differ by four to eight thousandths, so with rounding to nearest the moment would never
   decrease. Stochastic rounding is correct on average (arXiv:1502.02551). The first moment changes
   by about a tenth per update and does not need stochastic rounding.
@@ -163,7 +163,7 @@ def _second_moments_in_bfloat16(adam: optax.GradientTransformation) -> optax.Gra
 
 
 def _stochastic_round(x: jax.Array, key: jax.Array) -> jax.Array:
-  """Round float32 randomly to one of its two bfloat16 neighbours, more often to the nearer one."""
+  """Round float32 randomly to one of its two bfloat16 neighbors, more often to the nearer one."""
   # bfloat16 is float32's upper half; a carry out of the lower half rounds away from 0.
   bits = jax.lax.bitcast_convert_type(x, jnp.uint32)
   bits += jax.random.bits(key, x.shape, jnp.uint16).astype(jnp.uint32)

@@ -1,4 +1,4 @@
-"""Reads from unreliable storage: retries, and checksums that tell damaged data from failed reads.
+"""Reading from unreliable storage: retries of failed reads, and checksums that detect damage.
 
 A checkpoint that cannot be read right now is not necessarily damaged: the storage may have failed
 while the data is still intact.

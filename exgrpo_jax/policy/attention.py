@@ -1,6 +1,6 @@
 """Causal self-attention over whole sequences, for training, scoring and prefill.
 
-None of the three backends materialises all scores of a long sequence:
+None of the three backends materializes all scores of a long sequence:
 
   blockwise  plain JAX on any platform, in blocks of queries; see blockwise.py
   cudnn      NVIDIA's flash attention; bfloat16, H a multiple of 8 up to 128, no cap on scores
@@ -60,8 +60,8 @@ def causal(
   """Attend from each token to itself and to earlier tokens of its segment and its prefix.
 
   Computes softmax(query . key / sqrt(H)) value, with the softmax in float32. N/G consecutive query
-  heads share a key/value head. On the mesh of `jax.set_mesh`, each device computes its own rows
-  and heads.
+  heads share a key/value head. Each device of the active mesh (`jax.set_mesh`) computes its own
+  rows and heads.
 
   Args:
     query_BTNH: rotated queries.

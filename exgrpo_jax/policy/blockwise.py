@@ -50,7 +50,7 @@ def attend(
   """Compute `attention.causal` with the 'blockwise' backend."""
   B, T, N, H = query_BTNH.shape
   G = key_BTGH.shape[2]
-  # Scale queries rather than scores, which outnumber them as soon as T exceeds H.
+  # Scale the queries rather than the scores, because there are fewer queries if T exceeds H.
   query_BGRTH = (query_BTNH / math.sqrt(H)).reshape(B, T, G, N // G, H).transpose(0, 2, 3, 1, 4)
   key_BGHT, value_BGTH = key_BTGH.transpose(0, 2, 3, 1), value_BTGH.swapaxes(1, 2)
   attend = _attend_in_strips if T <= _LONGEST_WHOLE else _attend_in_blocks
@@ -165,7 +165,7 @@ def _attend(
 
 
 def _keys_of(num_queries: int, T: int, seen: Seen, window: int) -> int:
-  """Return the number of latest keys visible to the queries, rounded up to whole strips."""
+  """Return how many of the latest keys the queries attend to, rounded up to whole strips."""
   if not window or seen.prefix_BT is not None:  # a prefix may be anywhere earlier
     return T
   return min(T, _STRIP * math.ceil((num_queries + window - 1) / _STRIP))
@@ -198,7 +198,7 @@ def _mixed(
   mask_BGMS: jax.Array,
   cap: float = 0.0,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-  """Return (result of `_mix`, unnormalised weights in the value's dtype, their totals)."""
+  """Return (result of `_mix`, unnormalized weights in the value's dtype, their totals)."""
   score_BGMS = jnp.einsum(
     'BGMH,BGHS->BGMS', query_BGMH, key_BGHS, preferred_element_type=jnp.float32
   )

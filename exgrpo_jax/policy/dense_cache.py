@@ -20,7 +20,7 @@ from exgrpo_jax.datatypes import Array
 from exgrpo_jax.policy import sharding
 from exgrpo_jax.policy.matmul import from_bits, to_bits
 
-MULTIPLE = 128  # S of `Dense` must be a multiple, because the kernels' blocks must divide S
+MULTIPLE = 128  # S of `Dense` must be a multiple of this, because the kernels' blocks must divide S
 _CACHE_AXES = ('batch', 'kv_heads', None, None)
 
 

@@ -47,7 +47,7 @@ def backend_for(platform: str, G: int, H: int, dtype: str, cap: float = 0.0) -> 
   """Choose one of DECODE_BACKENDS for G heads of size H on 'cpu', 'gpu' (or 'cuda') or 'tpu'.
 
   `cap` is the cap on the scores, or 0 for none; the layout never depends on it. On TPU, the choice
-  depends on the mesh of `jax.set_mesh`. Plain JAX handles shapes that the kernel does not support.
+  depends on the active mesh. Plain JAX handles shapes that the kernel does not support.
   """
   if platform == 'cpu':
     return 'transposed'
@@ -280,7 +280,7 @@ def _copy_own_rows(
   sequence_R: jax.Array,
   first_R: jax.Array,
 ) -> jax.Array:
-  """Run `_copy_rows` on the device that stores rows `number_B`; `axis` indexes positions."""
+  """Copy the rows of one device, which stores rows `number_B`; `axis` is the position axis."""
   place_R = row_R - number_B[0]
   is_own_R = (place_R >= 0) & (place_R < len(number_B))
   own_first_R = jnp.argsort(~is_own_R)

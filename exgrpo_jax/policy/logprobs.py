@@ -48,9 +48,9 @@ def token_logprobs(
   """Compute each token's log-probability given the previous tokens, and the prediction's entropy.
 
   The backward pass recomputes each chunk's logits, which `fused_loss` avoids. `hidden_BTD` are the
-  hidden states after the final norm, of any float dtype, which `unembedding_DV` shares. Logits are
-  divided by the sampling `temperature`. For at most `chunk` tokens, per shard of rows, they are in
-  memory at once; a chunk covers at least one position per row. For `cap`, see `capped`.
+  hidden states after the final norm, and `unembedding_DV` has the same float dtype. Logits are
+  divided by the sampling `temperature`. Only one chunk's logits are in memory at once: at most
+  `chunk` tokens per shard of rows, but at least one position per row. For `cap`, see `capped`.
 
   Returns (logp_BT, entropy_BT), float32, in nats, aligned with tokens_BT (int32). Entry 0 is 0,
   because nothing predicts token 0.
@@ -243,7 +243,7 @@ def _distribution(
   )
   logits_BSV = _constrain_logits(capped(product_BSV, cap) / temperature)
   # No gradient flows through the maximum, because it cancels out. jax.nn.log_softmax is avoided
-  # because XLA:CPU would materialise its result: one more array as wide as the vocabulary.
+  # because XLA:CPU would materialize its result: one more array as wide as the vocabulary.
   shifted_BSV = logits_BSV - jax.lax.stop_gradient(jnp.max(logits_BSV, axis=-1, keepdims=True))
   total_BS = jnp.sum(jnp.exp(shifted_BSV), axis=-1)
   log_total_BS = jnp.log(total_BS)

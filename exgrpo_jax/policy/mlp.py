@@ -130,7 +130,7 @@ def _mixed(
   kernels: tuple[jax.Array, jax.Array, jax.Array],
   first: jax.Array | int,
 ) -> jax.Array:
-  """Compute the part of `sharding.over_experts` for a device whose experts start at `first`."""
+  """Compute one device's part of `sharding.over_experts`; its experts start at `first`."""
   x_BTD, chosen_BTC, weight_BTC = rows
   gate_EDF, up_EDF, down_EFD = kernels
   x_MD, C, E = x_BTD.reshape(-1, x_BTD.shape[-1]), chosen_BTC.shape[-1], len(gate_EDF)
@@ -230,7 +230,7 @@ def balance_sums(load: Balance | None) -> dict[str, jax.Array]:
 
 
 def zero_balance_sums(config: ShapeConfig) -> dict[str, jax.Array]:
-  """Return `balance_sums` for no tokens."""
+  """Return the `balance_sums` from before any tokens are added."""
   layers = jnp.zeros(config.num_layers, jnp.float32)
   of_experts = jnp.zeros((config.num_layers, config.num_experts), jnp.float32)
   return balance_sums(Balance(layers, of_experts)) if config.num_experts else {}

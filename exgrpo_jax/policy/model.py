@@ -333,12 +333,12 @@ def hidden_states_and_balance(
 
 
 def copied(params: Params) -> Params:
-  """Copy parameters, without compiling, so that the originals survive donating updates."""
+  """Copy parameters without compiling, so that donating the copies leaves the originals intact."""
   return jax.tree.map(lambda x: jax.device_put(x, x.sharding, may_alias=False), params)
 
 
 def decode_unembedding(config: ShapeConfig, params: Params) -> jax.Array | OutputMajor:
-  """Return the unembedding that `matmul.logits` needs, from parameters in the decode layout."""
+  """Return the unembedding for `matmul.logits`, from parameters in the decode layout."""
   if matmul.is_output_major(sharding.platform(), config.dtype):
     return (
       OutputMajor(params['embedding_VD']) if config.tied_embeddings else params['unembedding_DV']

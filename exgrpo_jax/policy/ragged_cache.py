@@ -37,7 +37,7 @@ class Ragged(NamedTuple):
 
 
 def takes(G: int, H: int, dtype: str) -> bool:
-  """Return True if the kernel supports G heads of size H on the mesh set by `jax.set_mesh`.
+  """Return True if the kernel supports G heads of size H on the active mesh (`jax.set_mesh`).
 
   The kernel requires bfloat16, a head size equal to the vector register width, and keys and values
   that fill whole tiles. The mesh must keep each key on the same device as its value.
@@ -73,7 +73,7 @@ def _write(layer: Ragged, key_BTGH: jax.Array, value_BTGH: jax.Array, position_B
 
 
 def attend(query_BNH: jax.Array, position_B: Array, layer: Ragged, cap: float = 0.0) -> jax.Array:
-  """Attend from each row's query to positions 0 .. position_B, reading few positions beyond.
+  """Attend from each row's query to positions 0 .. position_B, and read few positions beyond.
 
   A row at position 0, such as a free slot, reads only one block.
   """

@@ -84,7 +84,7 @@ class Rotation(NamedTuple):
 def frequencies(config: RopeConfig, head_size: int) -> np.ndarray:
   """Compute each pair's radians per position, float32 [P]: theta^(-2i/H) for pair i, then scaled.
 
-  llama3 follows Llama 3.1 (arXiv:2407.21783 and its published code), yarn follows arXiv:2309.00071.
+  llama3 follows Llama 3.1 (arXiv:2407.21783 and its published code); yarn follows arXiv:2309.00071.
   """
   pair_P = np.arange(head_size // 2)
   plain_P = config.theta ** (-2 * pair_P / head_size)

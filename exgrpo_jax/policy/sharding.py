@@ -96,7 +96,7 @@ class Meshes(NamedTuple):
 def make_meshes(config: MeshConfig, devices: Sequence[jax.Device] | None = None) -> Meshes:  # pyright: ignore[reportInvalidTypeForm]  # for pyright jax.Device is a variable
   """Make the meshes for training and decoding; see `make_mesh`."""
   decoding = make_mesh(config.decoding, devices)
-  # Use the decoding mesh's device order, because its tensor axis needs neighbouring devices. An
+  # Use the decoding mesh's device order, because its tensor axis needs neighboring devices. An
   # axis over all devices is equally fast with any order that follows the interconnect.
   in_order = list(decoding.devices.flat)
   sizes = _sizes(config.training, len(in_order))
@@ -194,7 +194,7 @@ def restore_layout(tree: Any, layout: Any) -> Any:
 
 
 def constrain(x: jax.Array, logical_axes: Sequence[str | None]) -> jax.Array:
-  """Pin an activation's layout inside jit, on the mesh of `mesh_in_context`."""
+  """Pin an activation's layout inside jit, on the active mesh."""
   mesh = mesh_in_context('sharding.constrain')
   return jax.lax.with_sharding_constraint(x, spec(mesh.shape, logical_axes, x.shape))
 
@@ -241,14 +241,14 @@ def platform() -> str:
 
 
 def num_shards(logical_axis: str, size: int) -> int:
-  """Return how many shards a logical axis of `size` has on the mesh of `mesh_in_context`."""
+  """Return how many shards a logical axis of `size` has on the active mesh."""
   mesh = mesh_in_context('sharding.num_shards')
   axes = mesh_axes(mesh.shape, logical_axis, size) or ()
   return math.prod(mesh.shape[axis] for axis in axes)
 
 
 def mesh_in_context(caller: str) -> AbstractMesh:
-  """Return the mesh of `jax.set_mesh`. If none is set, raise a RuntimeError that names `caller`."""
+  """Return the active mesh (`jax.set_mesh`), or raise a RuntimeError that names `caller`."""
   mesh = jax.sharding.get_abstract_mesh()
   if mesh.empty:
     raise RuntimeError(f'{caller} needs a mesh: call inside `with jax.set_mesh(mesh)`.')
@@ -317,7 +317,7 @@ _Result = TypeVar('_Result')
 
 
 class TrainingJit(Generic[_Arguments, _Result]):
-  """A jitted function that uses compiler options for the platform of `jax.set_mesh`'s mesh."""
+  """A jitted function with compiler options for the platform of the active mesh."""
 
   def __init__(self, function: Callable[_Arguments, _Result], **options: Any) -> None:
     functools.update_wrapper(self, function)
@@ -351,7 +351,7 @@ def per_shard(
   in_axes: Sequence[Sequence[str | None]],
   out_axes: Sequence[str | None],
 ) -> Callable[..., jax.Array]:
-  """Wrap `function` so that each device of the mesh of `mesh_in_context` applies it to its shards.
+  """Wrap `function` so that each device of the active mesh applies it to its shards.
 
   Use this for functions that GSPMD cannot partition, such as Pallas kernels. `function` takes
   arrays, returns one array, and must not need data from other shards. On a mesh of one device,
@@ -384,7 +384,7 @@ def per_shard(
 def over_experts(
   function: Callable[[Any, Any, jax.Array | int], jax.Array], rows: Any, kernels: Any
 ) -> jax.Array:
-  """Sum `function(rows, kernels, first)` over devices, on the mesh of `mesh_in_context`.
+  """Sum `function(rows, kernels, first)` over the devices of the active mesh.
 
   Each device gets its experts' kernel shards, and the rows of all devices along the expert axis.
   `first` is the global index of the device's first expert. `function` computes the device's part of

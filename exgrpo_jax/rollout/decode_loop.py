@@ -1,7 +1,7 @@
-"""Device programs that decode in rollout slots and fill them.
+"""Jitted programs that fill the rollout slots and decode in them.
 
 Shape letters: B slots, S cache positions, W prompts kept prefilled, P rows prefilled together,
-R slots filled together, N tokens decoded between two host syncs, X words of a random key.
+R slots filled together, N tokens decoded between two host syncs, X words of key data.
 """
 
 import dataclasses
@@ -35,9 +35,9 @@ class Sampling:
 
 @dataclasses.dataclass(frozen=True)
 class DecodeSpec:
-  """Everything that determines sampling, except the model, the requests and the keys.
+  """All settings of sampling except the model, the requests and the random keys.
 
-  A static argument of the compiled programs, so each distinct value is compiled separately.
+  This is a static argument of jitted programs, so each distinct value is compiled separately.
   """
 
   distribution: token_sampling.Distribution
@@ -46,7 +46,7 @@ class DecodeSpec:
   max_prompt: int  # tokens
   max_response: int  # tokens, including the end token
   eos_ids: tuple[int, ...]  # any of these ends a response
-  pad_id: int  # any valid token: padding is never read
+  pad_id: int  # any valid token, because padding is never read
   keeps_routes: bool = False  # True if responses include their routes; see routes.py
   parked: int = 0  # episodes whose caches are kept between turns, outside the slots
   drafts: str = '0'  # tokens drafted per row and pass; see `drafts.width`
@@ -58,7 +58,7 @@ class DecodeSpec:
 
   @property
   def at_any_temperature(self) -> 'DecodeSpec':
-    """Return the spec with temperature 1 (0 stays 0). `decode` receives the actual temperature."""
+    """Return the spec with temperature 1 (0 stays 0), because `decode` takes the actual one."""
     kept = min(1.0, math.ceil(self.distribution.temperature))
     return dataclasses.replace(
       self, distribution=dataclasses.replace(self.distribution, temperature=kept)
@@ -96,7 +96,7 @@ _Decoded = TypeVar('_Decoded')
 
 
 class Forced(NamedTuple):
-  """Tokens fed to rows before sampling starts. They count as written but never end a response."""
+  """Tokens fed to rows before they sample. They become part of the response but never end it."""
 
   tokens_NB: Array  # int32; only the first `count_B` of each column are used
   count_B: Array  # int32
@@ -244,7 +244,7 @@ def draw(
   length_B: jax.Array,
   temperature: float,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-  """Draw token number `length_B` of each row; see `token_sampling.sample_token` and `decode`."""
+  """Draw each row's token number `length_B`; see `token_sampling.sample_token` and `decode`."""
   logits_BV = logprobs.capped(matmul.logits(hidden_BD, unembedding), config.logit_cap)
   # Divide by the actual temperature. `sample_token` divides by 1: see `at_any_temperature`.
   logits_BV = logits_BV / temperature
@@ -267,7 +267,7 @@ def _with_token(
 def with_routes(
   state: State, routes_BTLC: jax.Array | None, is_new_BT: jax.Array
 ) -> jax.Array | None:
-  """Store the routes of the tokens that each row adds from its position on."""
+  """Store the routes of each row's new tokens, the first of them at the row's position."""
   kept_BSLC = state.routes_BSLC
   if kept_BSLC is None or routes_BTLC is None:
     return kept_BSLC
@@ -280,7 +280,7 @@ def with_routes(
 def _read_or_written(
   forced: Forced | None, time: jax.Array, token_B: jax.Array, live_B: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-  """Return each row's next token, and True if the row sampled the token itself."""
+  """Return each row's next token, and a mask of the rows that sampled theirs."""
   if forced is None:
     return token_B, live_B
   is_forced_B = time < forced.count_B
@@ -316,7 +316,7 @@ def padded_unembedding(config: model.ShapeConfig, params: model.Params) -> jax.A
 
 
 def nothing_decoded(state: State, N: int = TOKENS_PER_SYNC) -> Decoded:
-  """Return empty columns with room for N tokens."""
+  """Return a `Decoded` without tokens, with room for N tokens per row."""
   B = len(state.live_B)
   return Decoded(
     tokens_NB=jnp.zeros((N, B), jnp.int32),

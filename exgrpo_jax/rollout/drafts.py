@@ -3,11 +3,11 @@
 A token is a function of the logits and of noise that depends only on seed, step, question, sample
 and position. A pass over a row's next token and k drafted tokens draws a token after each of them,
 and therefore produces the same tokens as decoding one at a time. At the first draft that differs
-from its draw, the draw is used, and later drafts are discarded. Drafts are copied from texts on the
-same question: the row's prompt and response, responses in other slots, and past responses.
+from its draw, the draw is used, and later drafts are discarded. Drafts are copied from texts with
+the same question: the row's prompt and response, responses in other slots, and past responses.
 
-Shape letters as in decode_loop.py; T the drafts and the token before them, R texts, M texts that a
-row drafts from, X last tokens of a row.
+Shape letters as in decode_loop.py; T for the drafts and the token before them, R texts, M texts
+that a row drafts from, X last tokens of a row.
 """
 
 import functools
@@ -62,7 +62,7 @@ class Counts(NamedTuple):
   passes: jax.Array  # int32
   row_passes: jax.Array  # int32, passes of live rows
   drafted_X: jax.Array  # int32, tokens drafted by each of SOURCES
-  accepted_X: jax.Array  # int32, drafted tokens that are part of a response
+  accepted_X: jax.Array  # int32, drafted tokens that became part of a response
 
 
 class _Draws(NamedTuple):
@@ -87,7 +87,7 @@ class _Checked(NamedTuple):
 
   token_BT: jax.Array  # the row's next token, then the drafts
   draws_BT: _Draws  # the draw after each token
-  following_BT: jax.Array  # the token after each token: forced, where given, otherwise the draw
+  following_BT: jax.Array  # the token after each token: the forced one, if any, otherwise the draw
   kept_BT: jax.Array  # bool, True for the tokens to keep, the first few of each live row
   ended_B: jax.Array  # bool, True if an end token has ended the row
 
@@ -188,7 +188,7 @@ def _begun(
 def _read(
   forced: Forced | None, token_BT: jax.Array, place_B: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-  """Apply forced tokens to the tokens at indices from `place_B` on; also mark the forced ones."""
+  """Replace tokens from index `place_B` on with any forced tokens, and mark the forced ones."""
   if forced is None:
     return token_BT, jnp.zeros(token_BT.shape, bool)
   tokens_NB = jnp.asarray(forced.tokens_NB)

@@ -44,10 +44,10 @@ def next_round(
 ) -> partial.Round | None:
   """Plan the next round, or return None if the step can train.
 
-  A round finishes at most Q groups: the number missing divided by the fraction of the step's
-  finished groups that are informative. Without partial rollouts, this leaves fewer than Q surplus
-  groups. With partial rollouts, new questions replace dropped groups. `gone` lists the dropped
-  groups, and `waiting` is the number of fresh groups that had finished before the step.
+  A round finishes at most Q groups. Its target is the number of missing groups divided by the
+  fraction of the step's finished groups that are informative. Without partial rollouts, this leaves
+  fewer than Q surplus groups. With partial rollouts, new questions replace dropped groups. `gone`
+  lists the dropped groups, and `waiting` counts the fresh groups that had finished before the step.
   """
   plan, responses = graded.plan, graded.responses
   if partial.ready(config, responses, plan.step, gone) is not None:
@@ -133,7 +133,7 @@ def metrics(rollout: RolloutSetup, trained: GradedGroups) -> dict[str, float]:
 
 
 def merged(rounds: Sequence[tuple[float, Mapping[str, float]]]) -> dict[str, float]:
-  """Merge the sampler's metrics from several rounds, given as (tokens written, metrics).
+  """Merge the sampler's metrics from several rounds, given as (tokens generated, metrics).
 
   Takes the maximum of '*_max' metrics, adds up environment times and counts, and averages all other
   metrics, weighted by tokens.

@@ -9,7 +9,7 @@ another slot, ahead of all requests that have not begun. More episodes than slot
 in flight, and slots keep decoding while environments work. Samples depend only on the request and
 the position, not on the order in which environments answer. If this order would decide which
 responses a step trains on, or could differ between hosts, answers are instead processed in the
-order of their turns: the engine waits for each answer a fixed number of syncs after its turn.
+order of their turns. The engine then waits for each answer a fixed number of syncs after its turn.
 """
 
 import collections
@@ -97,7 +97,7 @@ class _Play:
     self.episodes: list[_Episode] = []
     self._of_row: list[_Episode] = []
     self._waiting: dict[str, _Episode] = {}  # episodes without an answer, by key, in turn order
-    self._asked_at: dict[str, int] = {}  # the sync that ended the turn, by key
+    self._asked_at: dict[str, int] = {}  # the sync at which the turn ended, by key
     self._arrived: dict[str, Answer] = {}  # answers that are not due yet, by key
     self._sync, self._is_enough = 0, False
     self._seconds, self._idle = 0.0, 0.0
@@ -115,7 +115,7 @@ class _Play:
     return self._next_turn(self.episodes[-1])
 
   def turn_written(self, row: int, response: Response) -> None:
-    """Record a finished turn, and send it to its environment if this host runs it."""
+    """Record a finished turn. If this host runs the environment, also send it the turn."""
     episode, tokenizer = self._of_row[row], self._sampler.tokenizer
     self._keep(episode, response)
     episode.last = row
@@ -125,7 +125,7 @@ class _Play:
       self._sampler.environments.submit(episode.key, episode.start, episode.said)
 
   def more(self, is_idle: bool) -> list[Request] | None:
-    """Request the next turns of all answered episodes; see `sampler.More`."""
+    """Return requests for the next turns of answered episodes; see `sampler.More`."""
     self._sync += 1
     following = self._following(self._sync - _DELAY, is_idle)
     while is_idle and self._waiting and not (following or self._is_enough):
@@ -133,7 +133,7 @@ class _Play:
     return None if self._is_enough else following
 
   def end(self, written: Sequence[Response]) -> None:
-    """Store the tokens of unfinished turns, and wait for answers to the finished ones."""
+    """Store the tokens of unfinished turns, and wait for the answers to finished turns."""
     for episode, response in zip(self._of_row, written):
       if not (response.is_complete or episode.response.is_complete):
         self._keep(episode, response)
@@ -180,7 +180,7 @@ class _Play:
     return [self._next_turn(episode) for episode in episodes if not episode.response.is_complete]
 
   def _due(self, last_sync: int, is_idle: bool) -> list[Answer]:
-    """Await answers to turns that ended by `last_sync`; if idle, at least to the oldest turns."""
+    """Wait for answers to turns that ended by `last_sync`; if idle, at least to the oldest ones."""
     oldest = next(iter(self._asked_at.values()), 0) if is_idle else 0
     due = [key for key, sync in self._asked_at.items() if sync <= max(last_sync, oldest)]
     own = [key for key in due if self._waiting[key].is_own]

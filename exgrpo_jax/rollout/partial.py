@@ -2,7 +2,7 @@
 
 A step ends once enough groups are complete to train on, and the next step continues the rest. A
 group is complete once all of its responses are. It is in flight from the step that draws it to the
-step that trains on it, at most `rollout.max_staleness` steps after its first token was written.
+step that trains on it, at most `rollout.max_staleness` steps after its first token was generated.
 """
 
 import dataclasses
@@ -37,7 +37,7 @@ def continuing(
 ) -> Plan:
   """Prepend the groups left over from the last step to the plan's new groups."""
   rows = [group.question_row for group in groups]
-  # As in the step that drew the question, so a group of K - 1 responses has a candidate.
+  # Use the candidates from when the question was drawn, so that a group of K - 1 responses has one.
   candidates = [
     replay.candidates(config, buffer.entries[group.question_row], group.drawn)
     if len(group.responses) < group_size
@@ -70,7 +70,7 @@ def trained(
   due `1 + i // questions` steps later. So no group gets too old as long as at most
   `questions * (max_age + 1)` groups are in flight.
 
-  `begun` lists the step that wrote each group's first token, or `step` for groups without tokens.
+  `begun` lists the step of each group's first token, or `step` for groups without tokens.
   `complete` is True for groups whose responses are all complete. A step trains on `questions`
   groups (Q), at most `max_age` steps after their first tokens.
   """
@@ -126,7 +126,7 @@ def is_informative(config: ReplayConfig, verdicts: Sequence[Verdict]) -> bool:
 
 
 def dropped(config: ReplayConfig, graded: GradedGroups, mask_truncated: bool) -> list[int]:
-  """Return the finished fresh groups that are not informative or, if set, entirely masked."""
+  """Return finished fresh groups that are uninformative or, if `mask_truncated`, all truncated."""
   groups = zip(graded.plan.is_drawn, graded.responses, graded.verdicts, strict=True)
   return [
     group
@@ -150,7 +150,7 @@ WHOLE_STEP = Round()
 
 
 def continued(config: RolloutConfig, before: Response, now: Response, step: int) -> Response:
-  """Return `now` with the earlier spans of `before` and one span for all tokens written in `step`.
+  """Return `now` with the earlier spans of `before` and one span for all tokens of `step`.
 
   The weights for truncated importance sampling still cover only the tokens from earlier steps.
   Returns `now` unchanged if the config never leaves groups for the next step.
@@ -221,7 +221,7 @@ def metrics(
 ) -> dict[str, float]:
   """Compute the staleness (in steps) of a step's fresh tokens, and count the groups left over.
 
-  `responses` are the trained groups' responses; an environment's tokens don't count. Returns {}
+  `responses` are the trained groups' responses. Environment tokens are not counted. Returns {}
   without partial rollouts.
   """
   ages = list[np.ndarray]()

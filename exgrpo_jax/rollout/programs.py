@@ -1,4 +1,4 @@
-"""All programs that the slot engine calls, in every size, and how often a step calls each of them.
+"""All programs of the slot engine, in every size, and how often a step runs each of them.
 
 tests/capacity/test_step.py fails if a program is missing here. For the forward passes over finished
 responses, see `scoring.programs`. Shape letters as in decode_loop.py.
@@ -59,7 +59,7 @@ class Generation(NamedTuple):
   tokens: int  # tokens decoded
   prompts: int  # prompts whose first response begins in this step
   begun: int  # responses that get their first token
-  resumed: np.ndarray  # int, tokens, including the prompt, of each row that is prefilled again
+  resumed: np.ndarray  # int, tokens of each row prefilled again, including its prompt
 
   @property
   def decode_steps(self) -> int:
@@ -72,16 +72,16 @@ class Step(NamedTuple):
 
   generation: Generation
   trained: list[np.ndarray]  # response lengths in tokens, one array per trained group
-  ages: np.ndarray  # int, for each trained group: steps since its first token was written
-  carried: int  # tokens that earlier steps wrote for the trained groups
+  ages: np.ndarray  # int, steps since each trained group's first token
+  carried: int  # tokens of the trained groups from earlier steps
 
 
 class _Group(NamedTuple):
   """A group in flight."""
 
   lengths: np.ndarray  # int [K], final length of each response, in tokens
-  done: np.ndarray  # int [K], tokens written so far
-  begun: int  # the step that wrote its first token; 0 if it has no tokens
+  done: np.ndarray  # int [K], tokens generated so far
+  begun: int  # the step that generated its first token; 0 if it has no tokens
 
 
 def generation_of(
@@ -221,9 +221,9 @@ def of_engine(
 ) -> Iterator[Program]:
   """Yield the programs of `SlotEngine.generate`.
 
-  `params` are in the decode layout and may be shapes. `made` lists the work of some steps, from
-  which the mean number of runs of each program per step is computed. `only_longest` leaves out
-  programs for shorter caches or fewer slots.
+  `params` are in the decode layout and may be shapes. `made` is the work of some steps, used to
+  compute how often each program runs in an average step. `only_longest` leaves out programs for
+  shorter caches or fewer slots.
   """
   config, spec, mesh = engine.model, engine.spec.at_any_temperature, engine.mesh
   with jax.set_mesh(mesh):
@@ -240,7 +240,7 @@ def of_engine(
     found, parked = list[Program](), None
     if longer is None:
       found += (fill := list(_prefill(engine, params, prompts, made)))
-      # A prefill renames the shardings of the prompts, so compile the variant for these names.
+      # A prefill returns equivalent shardings in another form, so compile for that form.
       laid_out = prompts if only_longest else fill[0].results(exact=True)
     rows = rows_per_insert(spec.slots)
     runs = sum(-(-one.begun // rows) for one in made) / max(1, len(made))
@@ -249,7 +249,7 @@ def of_engine(
       found += _resize(engine, state, longer, length)
     found += (decoding := list(_decode(engine, params, state, length, is_fixed, made)))
     if engine.resumes:
-      # Like a prefill, decoding renames the shardings.
+      # Like a prefill, decoding changes the form of the shardings.
       decoded = state if only_longest else decoding[0].results(exact=True)[0]
       found += _resume(engine, params, decoded, made)
       if spec.parked:

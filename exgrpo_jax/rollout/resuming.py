@@ -1,4 +1,4 @@
-"""Resuming responses that an earlier step or an earlier turn of an episode began.
+"""Resuming responses that began in an earlier step or an earlier turn of an episode.
 
 The tokens of such a response are prefilled together with its prompt, directly into its slot, and
 decoding continues from there. Rows are packed into sequences of two lengths (see packing.py).
@@ -28,7 +28,7 @@ from exgrpo_jax.rollout.decode_loop import DecodeSpec, Forced, Insertion, State
 from exgrpo_jax.rollout.slots import Slots, insertion_of, rows_per_insert
 
 # Maximum resumed responses per sequence. With lognormal lengths and a 99th percentile of 8 times
-# the median, passes compute 1.02 tokens per real token; four would cost 1.04, and three 1.10.
+# the median, passes compute 1.02 tokens per real token. With at most 4, it is 1.04; with 3, 1.10.
 _ROWS_OF_SEQUENCE = 8
 
 _Name = TypeVar('_Name', bound=Hashable)

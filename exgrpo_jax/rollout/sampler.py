@@ -66,7 +66,7 @@ class Sampler(Protocol):
     Args:
       params: the policy's parameters in the decode layout (`model.decode_layout`).
       requests: equal prompts should be adjacent.
-      on_finish: called as each response finishes, while others are still being written. Once it
+      on_finish: called as each response finishes, while others are still being decoded. Once it
         returns True, unfinished responses are returned incomplete.
     """
     ...

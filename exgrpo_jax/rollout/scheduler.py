@@ -67,7 +67,7 @@ class SlotEngine:
 
   model: model.ShapeConfig
   spec: DecodeSpec
-  mesh: Mesh  # for decoding; its data axes split the slots if the number divides evenly
+  mesh: Mesh  # for decoding; slots are split over its data axes if they divide evenly
   step_key: Callable[[int], jax.Array]  # the key of the step that began a response
   resumes: bool = False  # True to continue begun responses and to let on_finish stop the engine
   # False puts each resumed row into its own sequence. Use False if timing decides which rows are
@@ -185,7 +185,7 @@ class SlotEngine:
     slots: Slots,
     waiting: collections.deque[Row],
   ) -> State:
-    """Fill the slots of new rows. Prefills any missing prompts."""
+    """Fill the slots of new rows, after prefilling any missing prompts."""
     if self.resumes:
       state = resuming.resumed(
         self.model, self.spec, self.mesh, params, state, slots, self.packs_resumed

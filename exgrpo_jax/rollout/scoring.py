@@ -238,7 +238,7 @@ def _weights(flat_2N: jax.Array, config: objective.ObjectiveConfig) -> jax.Array
 def differences(
   trainer: Iterable[np.ndarray], responses: Iterable[Response], step: int = 0
 ) -> dict[str, float]:
-  """Compare the trainer's and the sampler's log-probabilities of tokens written in `step`.
+  """Compare the trainer's and the sampler's log-probabilities of tokens from `step`.
 
   Returns the mean and maximum absolute difference, in nats. `trainer` yields [T] per response.
   """

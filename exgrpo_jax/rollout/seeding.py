@@ -2,8 +2,8 @@
 
 docs/data.md lists the columns of a trace file (jsonl or parquet).
 
-Seeded responses must look like stored trajectories: correct according to the run's verifier, in the
-run's tokens, within its limits, and with log-probabilities.
+Seeded responses must be like stored trajectories: correct according to the run's verifier, encoded
+with its tokenizer, within its limits, and with log-probabilities.
 """
 
 import collections
@@ -31,7 +31,7 @@ from exgrpo_jax.runtime import hosts
 
 UNKNOWN_CORRECTNESS = 0.5  # the middle bucket, until the policy has tried the question itself
 
-_QUESTION, _RESPONSE = ('question', 'prompt'), ('response', 'target')  # the first that is present
+_QUESTION, _RESPONSE = ('question', 'prompt'), ('response', 'target')  # reads the first one present
 _TOKENS, _LOGP, _CORRECTNESS = 'tokens', 'logp', 'correctness'
 _COLUMNS = (*_QUESTION, *_RESPONSE, _TOKENS, _LOGP, _CORRECTNESS)
 _NEEDED = (_QUESTION, (*_RESPONSE, _TOKENS))  # at least one column from each tuple
@@ -84,7 +84,7 @@ def check_columns(path: str) -> None:
 
 
 def read(path: str) -> Iterator[Trace]:
-  """Yield the traces of a jsonl or parquet file; raise InputError if it or a row is unusable."""
+  """Yield a jsonl or parquet file's traces; raise InputError if the file or a row is unusable."""
   for place, values in _rows(path):
     tokens = _numbers(values.get(_TOKENS), _TOKENS, place)
     if tokens is not None and not np.issubdtype(tokens.dtype, np.integer):
@@ -190,7 +190,7 @@ class Candidate:
   reward: float = 0.0  # set by grading
 
 
-_COUNTS = 'traces', 'ask no training question', 'too long', 'repeated'
+_COUNTS = 'traces', 'without a matching question', 'too long', 'repeated'
 
 
 def candidates(
@@ -216,7 +216,7 @@ def candidates(
   for trace in found:
     counts['traces'] += 1
     rows = rows_of.get(trace.question, [])
-    counts['ask no training question'] += not rows
+    counts['without a matching question'] += not rows
     for row in [trace.row] if trace.row in rows else rows:
       tokens = _tokens(trace, data.prompts[row], tokenizer)
       if len(tokens) > limit and overlong == 'refuse':
@@ -232,7 +232,7 @@ def candidates(
       else:
         logp = None if trace.logp is None else trace.logp[: len(tokens)]
         kept[key] = Candidate(row, tokens, logp, trace.correctness)
-  if counts['ask no training question'] == counts['traces']:
+  if counts['without a matching question'] == counts['traces']:
     raise InputError(
       f'{source}: the experience contains {counted(counts["traces"], "trace")}, but none of them '
       f'matches a question in {data.spec}. Questions are matched by the text of their last user '

@@ -54,14 +54,14 @@ class RolloutConfig:
     0,
     '[0, inf)',
     'partial rollouts: groups in flight when a step begins, including the groups that it will '
-    'train; fewer groups make responses less stale but leave more slots idle; 0 chooses enough to '
-    'keep the slots busy',
+    'train on; fewer groups make responses less stale but leave more slots idle; 0 chooses enough '
+    'to keep the slots busy',
   )
   max_staleness: int = setting(
     8,
     '[1, inf)',
     "partial rollouts: maximum staleness, in steps from a group's first token to the step that "
-    'trains it; a step waits for groups that would be too old in the next step',
+    'trains on it; a step waits for groups that would be too old in the next step',
   )
   dynamic_sampling: float = setting(
     1.0,

@@ -37,7 +37,7 @@ class Row:
   index: int  # the index of its request
   request: Request
   key_X: np.ndarray  # uint32, key data of its step
-  pieces: list[tuple[Array, ...]]  # (tokens, log-probabilities, entropies), in the order written
+  pieces: list[tuple[Array, ...]]  # (tokens, log-probabilities, entropies), in order
   length: int  # tokens in `pieces`
   is_filled: bool = False  # True if prompt and pieces, except `forced`, are in the cache
   truncated: bool | None = None  # None until it finishes
@@ -88,15 +88,15 @@ Past = dict[int, dict[int, np.ndarray]]
 
 
 class Sync(NamedTuple):
-  """The decoding between two host syncs."""
+  """Statistics of the decoding between two host syncs."""
 
   slots: int  # slots that decoded together
   steps: int  # decode steps; each computes one token per slot, or several with drafts
-  tokens: int  # tokens that rows wrote or read
+  tokens: int  # tokens that rows sampled or read
   row_steps: int  # decode steps, summed over live rows; equal to `tokens` without drafts
   width: int = 0  # tokens drafted per row and step
   drafted: tuple[int, ...] = ()  # drafted tokens from each of drafts.SOURCES
-  accepted: tuple[int, ...] = ()  # drafted tokens that are part of a response
+  accepted: tuple[int, ...] = ()  # drafted tokens that became part of a response
 
 
 def rows_of(
@@ -169,7 +169,7 @@ def insertion_of(entries: Sequence[tuple[int, int, Row]], num_slots: int, count:
 
 
 def write(slots: Slots, decoded: Decoded, width: int = 0, counts: Counts | None = None) -> Sync:
-  """Append the decoded tokens to their rows, and return the counts of the sync."""
+  """Append the decoded tokens to their rows, and return the statistics of the sync."""
   tokens = [0]
   for slot, row in enumerate(slots):
     if row is None or row.truncated is not None:
@@ -212,7 +212,7 @@ def past_of(requests: Sequence[Request]) -> Past:
 
 
 def text_length(config: model.ShapeConfig, spec: DecodeSpec, state: decode_loop.State) -> int:
-  """Return the limit for `texts_of`: the cache length or the longest row, if that is shorter."""
+  """Return the limit for `texts_of`: the smaller of the cache length and the longest row."""
   return min(model.cache_length(config, state.cache), spec.longest_row)
 
 
@@ -356,7 +356,7 @@ class Prefilled:
         self.prompts = decode_loop.prefill(
           config, params, self.prompts, tokens_PT, lengths_P, place_P
         )
-        # Keeps the reported progress accurate. The device is hardly idle between batches.
+        # Wait, to report progress accurately. The device is hardly idle between batches.
         jax.block_until_ready(self.prompts.hidden_WD)
         done += len(origins)
 

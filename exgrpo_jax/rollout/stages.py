@@ -157,7 +157,7 @@ def admit(rollout: RolloutSetup, params: Params, plan: Plan) -> Plan:
 
   Only `question_selection='headroom_drift'` drops trajectories (see `replay.drift`); other settings
   return the plan itself. A drawn question without remaining trajectories gets K fresh responses.
-  If an earlier step has begun such a group with K - 1, it keeps the least drifted trajectory.
+  If an earlier step began such a group with K - 1, the group keeps the least drifted trajectory.
   """
   config, begun = rollout.replay_config, len(plan.partial_groups)
   if config.question_selection != 'headroom_drift':
@@ -302,7 +302,7 @@ def old_logprobs(
 
   With `objective.old_logprobs='recompute'`, these come from the trainer. Otherwise, they come from
   the sampler and are compared with the trainer's every `logprob_check.every` steps. Only tokens
-  written in this step are recomputed or compared. The metrics are the measured differences, if any.
+  from this step are recomputed or compared. The metrics are the measured differences, if any.
   Raises InputError if sampler and trainer differ by more than `logprob_check.max`.
   """
   check, recomputes = rollout.logprob_check, rollout.objective_config.old_logprobs == 'recompute'
@@ -339,7 +339,7 @@ def old_logprobs(
 def recomputed(
   responses: Responses, trainer: Iterable[np.ndarray], tis_limit: float, step: int
 ) -> list[list[Response]]:
-  """Replace the log-probabilities of tokens written in `step` with the trainer's.
+  """Replace the log-probabilities of tokens from `step` with the trainer's.
 
   If `tis_limit` is positive, also add truncated importance sampling weights. `trainer` yields the
   log-probabilities [T] of each response that has such tokens, in order.
@@ -369,9 +369,9 @@ def collect_verdicts(
   """Return the groups to train on, with the grader's verdicts.
 
   The responses were submitted during `generate`. With partial rollouts, some groups are left for
-  the next step, and the others are shuffled, seeded by run and step, so that each minibatch mixes
-  old and new groups. With dynamic sampling, dropped groups come last, and `dynamic.sample` has
-  already collected the verdicts. Raises InputError if grading failed for all responses.
+  the next step. The others are shuffled, seeded by run and step, so that each minibatch mixes old
+  and new groups. With dynamic sampling, dropped groups come last, and `dynamic.sample` has already
+  collected the verdicts. Raises InputError if grading failed for all responses.
   """
   found, new = graded(plan, responses, grader)
   pool.refuse_all_failed(f'step {plan.step}', [new[place] for place in sorted(new)])

@@ -34,8 +34,8 @@ class Distribution:
 def padded_size(vocab_size: int) -> int:
   """Pad the vocabulary size so that each shard of the vocabulary consists of whole blocks.
 
-  Block sums then need no data from other shards. If the mesh of `jax.set_mesh` does not split the
-  vocabulary, no padding is added.
+  Block sums then need no data from other shards. If the active mesh does not split the vocabulary,
+  no padding is added.
   """
   num_shards = sharding.num_shards('vocab', vocab_size)
   if num_shards == 1:
@@ -113,7 +113,7 @@ def truncate(distribution: Distribution, logits_BV: jax.Array) -> jax.Array:
   if distribution.top_p < 1:
     falling_BV = -jnp.sort(-logits_BV, axis=-1)
     p_BV = jax.nn.softmax(falling_BV, axis=-1)
-    needed_BV = jnp.cumsum(p_BV, axis=-1) - p_BV < distribution.top_p  # top_p is not reached before
+    needed_BV = jnp.cumsum(p_BV, axis=-1) - p_BV < distribution.top_p  # the sum before each token
     # The first token is always kept, even if top_p is so small that rounding hides it.
     count_B1 = jnp.maximum(1, jnp.sum(needed_BV, axis=-1, keepdims=True))
     least_B1 = jnp.take_along_axis(falling_BV, count_B1 - 1, axis=-1)

@@ -1,4 +1,4 @@
-"""A buffer comes back from its files exactly, and what is stored already is not written again."""
+"""A buffer is restored exactly from its files, and data that is already stored is linked."""
 
 import dataclasses
 import errno
@@ -20,7 +20,7 @@ from tests.helpers.buffers import BUFFERS, assert_same, entry, trajectory
 
 @pytest.fixture
 def write(tmp_path):
-  """A function that writes a buffer after a step, as the checkpoint after that of `previous`."""
+  """Return a function that writes a step's buffer, given the previous checkpoint's folder."""
 
   def write_after(step, buffer, previous=None):
     folder = epath.Path(tmp_path) / str(step)
@@ -33,12 +33,12 @@ def write(tmp_path):
 
 
 def segments(folder):
-  """Name -> bytes of each segment."""
+  """Return the size of each segment in bytes, by name."""
   return {path.name: path.stat().length for path in sorted(folder.glob('segment_*'))}
 
 
 def of_rows(*rows, tokens=10):
-  """A buffer that has a trajectory of some tokens for each row, written in the row's step."""
+  """Make a buffer with one trajectory per row, generated in the step with the same number."""
   return Buffer(
     entries={row: entry(0.5, 3, trajectory(*[row] * tokens, step=row)) for row in rows},
     started=True,
@@ -46,7 +46,7 @@ def of_rows(*rows, tokens=10):
 
 
 @pytest.mark.parametrize('buffer', BUFFERS.values(), ids=BUFFERS)
-def test_a_buffer_comes_back_exactly(buffer, write):
+def test_a_buffer_is_restored_exactly(buffer, write):
   write(1, buffer)
 
 
@@ -60,14 +60,14 @@ def test_a_segment_is_linked_while_half_of_it_is_in_the_buffer(write):
   assert segments(third) == {'segment_000002': 80, 'segment_000003': 160}
 
 
-def test_a_checkpoint_needs_no_other(write):
+def test_a_checkpoint_is_independent_of_earlier_ones(write):
   first = write(1, of_rows(1, 2))
   second = write(2, of_rows(1, 2, 3), first)
   first.rmtree()
   assert_same(buffer_files.read(second), of_rows(1, 2, 3))
 
 
-def test_many_segments_become_one(write, monkeypatch):
+def test_too_many_segments_are_merged(write, monkeypatch):
   monkeypatch.setattr(buffer_files, 'MAX_SEGMENTS', 4)
   previous, counts = None, []
   for step in range(1, 12):
@@ -76,7 +76,7 @@ def test_many_segments_become_one(write, monkeypatch):
   assert counts == [1, 2, 3, 4, 5, 3, 4, 5, 3, 4, 5]
 
 
-def test_without_hard_links_all_is_written(write, monkeypatch):
+def test_without_hard_links_everything_is_written(write, monkeypatch):
   def refuse(*_):
     raise OSError(errno.EPERM, os.strerror(errno.EPERM))
 
@@ -85,14 +85,14 @@ def test_without_hard_links_all_is_written(write, monkeypatch):
   assert segments(write(2, of_rows(1, 2, 3), first)) == {'segment_000002': 240}
 
 
-def test_where_the_checkpoint_before_is_unreadable_all_is_written(write):
+def test_if_the_previous_checkpoint_is_unreadable_everything_is_written(write):
   first = write(1, of_rows(1, 2))
   (first / 'index.npz').write_bytes(b'')
   assert segments(write(2, of_rows(1, 2, 3), first)) == {'segment_000002': 240}
 
 
-def test_a_trajectory_that_differs_is_written_again_unless_by_its_replays_alone(write):
-  """It may differ after a resume that repeats a step on another machine."""
+def test_a_changed_trajectory_is_written_again_unless_only_its_replay_count_changed(write):
+  """A trajectory may differ after a resumed run repeats a step on another machine."""
   before = of_rows(1)
   (stored,) = before.entries[1].trajectories
   others = {
@@ -109,7 +109,7 @@ def test_a_trajectory_that_differs_is_written_again_unless_by_its_replays_alone(
 
 
 @pytest.mark.parametrize('place', [0, 79, 80, 159, None])
-def test_a_flipped_bit_or_a_missing_one_is_noticed(place, write):
+def test_a_flipped_bit_or_a_missing_byte_is_detected(place, write):
   folder = write(1, of_rows(1, 2))
   content = bytearray((folder / 'segment_000001').read_bytes())
   if place is None:
@@ -121,7 +121,7 @@ def test_a_flipped_bit_or_a_missing_one_is_noticed(place, write):
     buffer_files.read(folder)
 
 
-def test_fields_that_an_earlier_version_did_not_store_have_their_defaults(write, monkeypatch):
+def test_fields_missing_in_earlier_versions_get_their_defaults(write, monkeypatch):
   describe = buffer_files._describe
 
   def of_earlier(*args):
@@ -129,10 +129,10 @@ def test_fields_that_an_earlier_version_did_not_store_have_their_defaults(write,
     return {name: column for name, column in describe(*args).items() if name not in later}
 
   monkeypatch.setattr(buffer_files, '_describe', of_earlier)
-  write(1, of_rows(1, 2))  # which reads it back
+  write(1, of_rows(1, 2))  # also reads the buffer back
 
 
-def test_writing_and_reading_hold_less_than_a_tenth_of_the_buffer_besides_it(write):
+def test_writing_and_reading_need_little_memory_besides_the_buffer(write):
   buffer = of_rows(*range(1000), tokens=1500)
   size = 1000 * 1500 * 8
   tracemalloc.start()
@@ -147,7 +147,7 @@ def test_writing_and_reading_hold_less_than_a_tenth_of_the_buffer_besides_it(wri
   assert_same(restored, buffer)
 
 
-# ---- Partial groups on disk are what they were, or refused ----
+# ---- Partial groups are restored exactly, or refused ----
 
 
 def response(length, **values):
@@ -194,7 +194,7 @@ def test_groups_are_read_as_they_were_written(groups, tmp_path):
 
 
 @pytest.mark.parametrize('name', ['index.json', 'values.npz'])
-def test_one_flipped_bit_is_noticed(name, tmp_path):
+def test_one_flipped_bit_in_partial_groups_is_detected(name, tmp_path):
   checkpoint.write_partial(epath.Path(tmp_path), GROUPS)
   content = bytearray((tmp_path / name).read_bytes())
   content[len(content) // 2] ^= 1
@@ -203,7 +203,7 @@ def test_one_flipped_bit_is_noticed(name, tmp_path):
     checkpoint.read_partial(epath.Path(tmp_path))
 
 
-# ---- A store that fails is told from content that is damaged ----
+# ---- Failing storage and damaged data ----
 
 
 _OPENING = 'Error opening "zarr" driver: Error reading local file "/run/state/manifest.ocdbt": '
@@ -214,7 +214,7 @@ def os_error(number):
 
 
 def caused_by(error):
-  """An error the way orbax reports those of tensorstore."""
+  """Wrap an error as orbax wraps tensorstore's errors."""
   wrapped = Exception('Encountered error while reading array index')
   wrapped.__cause__ = error
   return wrapped
@@ -245,11 +245,11 @@ DAMAGE = [
 
 
 @pytest.mark.parametrize('error', FAILURES + DAMAGE, ids=repr)
-def test_what_a_store_reports_is_its_failure_and_missing_or_wrong_content_is_not(error):
+def test_storage_failures_are_distinguished_from_missing_or_damaged_data(error):
   assert bool(storage.store_failure(error)) == (error in FAILURES)
 
 
-def test_only_failures_of_the_store_are_tried_again(monkeypatch, capsys):
+def test_only_storage_failures_are_retried(monkeypatch, capsys):
   calls = []
 
   def read(error):

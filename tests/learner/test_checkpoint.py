@@ -1,4 +1,4 @@
-"""What is saved is restored to the bit, or reported as damaged."""
+"""Checkpoints are restored bit for bit, or reported as damaged."""
 
 import errno
 import json
@@ -35,7 +35,7 @@ def mesh():
 
 
 def make_state(mesh, value):
-  """A train state after one update; every array of it depends on `value`."""
+  """Make a train state after one update; all its arrays depend on `value`."""
   params = jax.device_put(
     {'a': jnp.full((2, 3), value), 'b': {'c': jnp.full(4, 1 / value)}}, sharding.replicated(mesh)
   )
@@ -51,19 +51,19 @@ def snapshot(mesh, step, buffer='many'):
 
 @pytest.fixture(scope='module')
 def like(mesh):
-  """What states are restored like: their shapes and layout."""
+  """The shapes and layout for restoring states."""
   return checkpoint.abstract(make_state(mesh, 1.0))
 
 
 def restore(workdir, like, step=None):
-  """The snapshot of a step, or the newest."""
+  """Restore the snapshot of a step, by default the newest."""
   with checkpoint.open_manager(workdir) as manager:
     return checkpoint.restore(manager, manager.latest_step() if step is None else step, like)
 
 
 @pytest.fixture(scope='module')
 def saved(mesh, tmp_path_factory):
-  """Steps 1, 2 and 5 were saved; two are kept. Not to be changed."""
+  """A run that saved steps 1, 2 and 5 and kept two of them. Do not modify it."""
   path = str(tmp_path_factory.mktemp('run'))
   with checkpoint.open_manager(path, CONFIG) as manager:
     checkpoint.save(manager, snapshot(mesh, 1))
@@ -74,7 +74,7 @@ def saved(mesh, tmp_path_factory):
 
 @pytest.fixture
 def workdir(saved, tmp_path):
-  """A copy of it."""
+  """A copy of `saved`."""
   return shutil.copytree(saved, tmp_path / 'run')
 
 
@@ -89,7 +89,7 @@ def test_a_snapshot_is_restored_bit_for_bit(step, buffer, saved, mesh, like):
   assert any(leaf.ndim == 0 and leaf == 1 for leaf in jax.tree.leaves(restored.state.opt_state))
 
 
-def test_the_newest_are_kept_and_what_a_kill_left_unfinished_is_ignored(workdir, mesh, like):
+def test_the_newest_are_kept_and_unfinished_checkpoints_are_ignored(workdir, mesh, like):
   folder = workdir / 'checkpoints'
   for name in ('9.orbax-checkpoint-tmp', '8.orbax-checkpoint-tmp-1700000000'):
     shutil.copytree(folder / '5', folder / name)
@@ -101,7 +101,7 @@ def test_the_newest_are_kept_and_what_a_kill_left_unfinished_is_ignored(workdir,
   assert restore(str(workdir), like).step == 9
 
 
-def test_a_state_may_be_donated_while_it_is_written(mesh, like, tmp_path):
+def test_a_state_may_be_donated_while_it_is_saved(mesh, like, tmp_path):
   expected = jax.tree.map(np.array, snapshot(mesh, 1).state)
   increment = jax.jit(lambda state: jax.tree.map(lambda x: x + 1, state), donate_argnums=0)
   with checkpoint.open_manager(str(tmp_path), CONFIG) as manager:
@@ -128,7 +128,7 @@ def remove_a_file(folder):
 
 
 def flip_a_bit(path, place=None):
-  """In a file on the disk, by default in its middle."""
+  """Flip a bit in a file, by default in the middle."""
   content = bytearray(path.read_bytes())
   content[len(content) // 2 if place is None else place] ^= 4
   path.write_bytes(content)
@@ -148,7 +148,7 @@ def change_sums(folder, change):
 
 
 def change_a_checksum(folder):
-  """Stands for a flipped bit of an array that orbax does not notice."""
+  """Simulate a flipped bit in an array that orbax does not notice."""
   change_sums(folder, lambda sums: sums.update({".params['a']": sums[".params['a']"] + 1}))
 
 
@@ -165,7 +165,7 @@ def change_a_checksum(folder):
   ],
   ids=['short', 'missing', 'state', 'cursor', 'buffer', 'index', 'checksum'],
 )
-def test_where_the_newest_is_damaged_that_is_reported_and_the_one_before_is_used(
+def test_a_damaged_newest_checkpoint_is_reported_and_the_previous_one_is_used(
   damage, reason, workdir, mesh, like, capsys
 ):
   damage(workdir / 'checkpoints' / '5')
@@ -184,7 +184,7 @@ def test_where_the_newest_is_damaged_that_is_reported_and_the_one_before_is_used
 
 
 def assert_refused(workdir, like, message, status=2):
-  """Nothing is restored and nothing is moved."""
+  """Check that restoring raises an error and moves nothing."""
   with (
     checkpoint.open_manager(str(workdir), CONFIG) as manager,
     pytest.raises(InputError, match=message) as refused,
@@ -195,30 +195,30 @@ def assert_refused(workdir, like, message, status=2):
   assert not (workdir / 'damaged').exists()
 
 
-def test_where_all_are_damaged_it_is_an_error_and_none_is_moved(workdir, like):
+def test_if_all_checkpoints_are_damaged_an_error_is_raised_and_none_is_moved(workdir, like):
   for step in ('2', '5'):
     remove_a_file(workdir / 'checkpoints' / step)
   assert_refused(workdir, like, r'none of the checkpoints can be read\. Step 5: .* Step 2: ')
 
 
-def test_a_checkpoint_of_another_format_is_refused_and_not_called_damaged(workdir, like):
+def test_a_checkpoint_in_another_format_is_refused_but_not_reported_as_damaged(workdir, like):
   change_sums(workdir / 'checkpoints' / '5', lambda sums: sums.pop('format'))
   assert_refused(workdir, like, r'checkpoints/5 was written by another version .* format 1,')
 
 
 @pytest.fixture
 def repair(workdir, tmp_path):
-  """A function that repairs the workdir, in which reading a part of step 5 is an I/O error."""
+  """Make a file of step 5 unreadable (an I/O error), and return a function that repairs it."""
   if not os.path.exists('/proc/self/mem'):
-    pytest.skip('needs a file of Linux that cannot be read')
+    pytest.skip('needs an unreadable file of Linux')
   path = workdir / 'checkpoints' / '5' / 'buffer' / 'segment_000005'
   path.rename(tmp_path / 'kept')
-  path.symlink_to('/proc/self/mem')  # whose first bytes Linux answers with EIO
+  path.symlink_to('/proc/self/mem')  # on Linux, reading its first bytes gives EIO
   return lambda: (tmp_path / 'kept').replace(path)
 
 
 @pytest.mark.usefixtures('repair')
-def test_where_a_store_fails_that_is_an_error_and_no_damage(workdir, like, monkeypatch, capsys):
+def test_a_storage_failure_is_an_error_but_not_damage(workdir, like, monkeypatch, capsys):
   waits = []
   monkeypatch.setattr(time, 'sleep', waits.append)
   message = r'checkpoints/5 could not be read in 4 attempts .*\[Errno 5\]'
@@ -226,14 +226,14 @@ def test_where_a_store_fails_that_is_an_error_and_no_damage(workdir, like, monke
   assert waits == [1.0, 4.0, 10.0] and capsys.readouterr().err.count('; next attempt in ') == 3
 
 
-def test_a_store_that_fails_for_a_while_is_asked_again(workdir, repair, like, monkeypatch, capsys):
+def test_reading_is_retried_after_a_temporary_failure(workdir, repair, like, monkeypatch, capsys):
   monkeypatch.setattr(time, 'sleep', lambda _: repair())
   with checkpoint.open_manager(str(workdir), CONFIG) as manager:
     assert checkpoint.restore_newest(manager, like).step == 5
   assert capsys.readouterr().err.count('WARNING') == 1
 
 
-def test_a_buffer_is_written_while_training_goes_on(mesh, like, tmp_path, monkeypatch):
+def test_a_buffer_is_written_while_training_continues(mesh, like, tmp_path, monkeypatch):
   write, goes_on = buffer_files.write, threading.Event()
 
   def wait_and_write(*args, **kwargs):
@@ -247,7 +247,7 @@ def test_a_buffer_is_written_while_training_goes_on(mesh, like, tmp_path, monkey
   assert_same(restore(str(tmp_path), like).buffer, BUFFERS['many'])
 
 
-def test_a_checkpoint_shares_with_the_one_before_what_has_not_changed(mesh, tmp_path):
+def test_a_checkpoint_links_unchanged_segments_of_the_previous_one(mesh, tmp_path):
   with checkpoint.open_manager(str(tmp_path), CONFIG) as manager:
     for step in (1, 2):
       checkpoint.save(manager, snapshot(mesh, step))
@@ -255,7 +255,7 @@ def test_a_checkpoint_shares_with_the_one_before_what_has_not_changed(mesh, tmp_
   assert one.samefile(two) and not (two.parent / 'segment_000002').exists()
 
 
-def test_parameters_alone_are_restored_from_a_step_or_the_newest(saved, mesh, like):
+def test_only_parameters_are_restored_from_a_step_or_the_newest(saved, mesh, like):
   for step, expected in ((2, 2), (5, 5), (None, 5)):
     params, restored_step = checkpoint.restore_params(saved, step, like.params)
     assert restored_step == expected
@@ -273,23 +273,23 @@ def test_damaged_parameters_are_refused(workdir, damage, reason, like):
   assert checkpoint.restore_params(str(workdir), 2, like.params)[1] == 2
 
 
-def test_where_nothing_was_saved_nothing_is_restored(like, tmp_path):
+def test_nothing_is_restored_if_nothing_was_saved(like, tmp_path):
   with checkpoint.open_manager(str(tmp_path), CONFIG) as manager:
     assert checkpoint.restore_newest(manager, like) is None
 
 
-def test_a_missing_step_is_refused_with_those_that_exist(saved, tmp_path, like):
+def test_a_missing_step_is_refused_and_the_saved_steps_are_listed(saved, tmp_path, like):
   with pytest.raises(InputError, match=r'/checkpoints has no step 3\. The saved steps are: 2, 5\.'):
     checkpoint.restore_params(saved, 3, like.params)
   with pytest.raises(InputError, match=r'/checkpoints contains no complete checkpoint\.'):
     checkpoint.restore_params(str(tmp_path), None, like.params)
 
 
-def test_a_checkpoint_of_a_run_holds_the_policy_after_its_step(recorded):
+def test_a_checkpoint_contains_the_policy_after_its_step(recorded):
   opened = recorded.experiment
   shapes = model.shapes(opened.model, opened.meshes.training)
   params, step = checkpoint.restore_params(str(recorded.workdir), tiny.SAVED_EVERY, shapes)
-  # The next step generates with what this one has learnt.
+  # The next step generates with this step's updated parameters.
   jax.tree.map(np.testing.assert_array_equal, params, recorded.steps[step + 1].params)
 
 
@@ -300,12 +300,12 @@ def test_saved_parameters_are_loaded_bit_for_bit(mesh, tmp_path):
   jax.tree.map(np.testing.assert_array_equal, loaded, params)
 
 
-# ---- What a run says about the disk that it writes to ----
+# ---- Messages about the disk ----
 
 
 @pytest.fixture
 def short_of_space(tmp_path, monkeypatch):
-  """One with complete checkpoints of steps 2 and 5; what a failure leaves installed is removed."""
+  """A workdir with checkpoints of steps 2 and 5. Hooks left by a failure are removed."""
   log = logging.get_absl_handler()
   monkeypatch.setattr(sys, 'unraisablehook', sys.unraisablehook)
   monkeypatch.setattr(log, 'filters', list(log.filters))
@@ -319,7 +319,7 @@ def os_error(number):
 
 
 def behind(error):
-  """An error that was raised while the system error was handled."""
+  """Return an error that was raised while `error` was handled."""
   wrapped = RuntimeError('the writer is closed')
   wrapped.__context__ = error
   return wrapped
@@ -350,15 +350,15 @@ def test_a_full_or_failing_disk_is_reported_with_the_complete_checkpoints(
 @pytest.mark.parametrize(
   'error', [ValueError('another error'), InputError('data.jsonl: No space left in the cache')]
 )
-def test_other_errors_are_not_taken_for_a_failing_disk(short_of_space, error):
+def test_other_errors_are_not_attributed_to_the_disk(short_of_space, error):
   before = sys.unraisablehook
   with pytest.raises(type(error)) as raised, checkpoint.explain_failure(short_of_space):
     raise error
   assert raised.value is error and sys.unraisablehook is before
 
 
-def test_what_threads_log_of_a_failing_disk_is_left_out(short_of_space, capsys):
-  """The error itself says it, in one line."""
+def test_log_records_of_a_failing_disk_are_dropped(short_of_space, capsys):
+  """The raised error already says it in one line."""
 
   def is_logged(error):
     record = logging.get_absl_logger().makeRecord(

@@ -1,4 +1,4 @@
-"""The update of a minibatch: packed into microbatches in any way, it is that of its rows alone."""
+"""A minibatch's update does not depend on how its rows are packed into microbatches."""
 
 import dataclasses
 import functools
@@ -20,7 +20,7 @@ from tests.policy import test_model
 
 @pytest.fixture(autouse=True)
 def two_shapes(monkeypatch):
-  """Has tiny models packed as large ones are."""
+  """Pack rows for tiny models as for large ones."""
   monkeypatch.setattr(model, 'is_tiny', lambda *_: False)
 
 
@@ -40,9 +40,9 @@ NO_LORA = lora.LoraConfig()
 
 
 def make_batch(seed=0):
-  """Groups of four rows with a prompt of 1 to 40 tokens, one replayed, responses of 1 to 32.
+  """Make groups of four rows, one of them replayed, with prompts of 1 to 40 tokens.
 
-  Two rows are empty, and the last two have a prompt of their own.
+  Responses have 1 to 32 tokens. Two rows are empty, and the last two have their own prompts.
   """
   rng = np.random.default_rng(seed)
   group_B = np.r_[np.arange(ROWS - 2) // 4, ROWS - 2, ROWS - 1]
@@ -85,13 +85,13 @@ def make_spec(mesh, tokens=10**6, remat='none', drop=False, lora_config=NO_LORA,
 
 
 def update(spec, state, batch, clip, is_first):
-  """The state after one minibatch, and the norms of its gradient."""
+  """Return the state after one minibatch, and the update's metrics."""
   gradient, _ = gradients.minibatch_gradient(spec, state.params, batch, clip, is_first)
   return gradients.apply_gradient(spec, state, gradient)
 
 
 def make_params(mesh):
-  """Initial parameters, wide enough apart that no gradient is near 0."""
+  """Return initial parameters, scaled so that no gradient is near 0."""
   return initial_params(CONFIG, mesh, lambda x: 2 * x)
 
 
@@ -124,7 +124,7 @@ def whole(gradient):
 
 
 def assert_same(found, expected, tolerance=1e-5):
-  """Every leaf within `tolerance` of its largest entry; sums likewise."""
+  """Check that all leaves and sums agree within `tolerance` times their largest entry."""
   for part, other in zip(found, expected, strict=True):
     for ours, theirs in zip(jax.tree.leaves(part), jax.tree.leaves(other), strict=True):
       np.testing.assert_allclose(
@@ -144,7 +144,7 @@ def cut(mesh, tokens, shards=1, batch=BATCH, **changes):
 @pytest.mark.parametrize('shards', [1, 4])
 @pytest.mark.parametrize('tokens', [72, 200, 10**6])
 def test_each_response_token_is_in_one_microbatch(mesh, tokens, shards):
-  """Once, after its own prefix, with its own weight and advantage; nothing else has weight."""
+  """Each occurs once, after its own prefix, with its own inputs. Other positions have weight 0."""
   whole, found, expected = objective.loss_inputs(BATCH, OBJECTIVE, RESPONSE), [], []
   for packed in cut(mesh, tokens, shards):
     count, length = packed.tokens_BT.shape
@@ -165,7 +165,7 @@ def test_each_response_token_is_in_one_microbatch(mesh, tokens, shards):
 
 
 def test_shapes_do_not_depend_on_the_rows(mesh):
-  """Two of tokens and of stacks, whatever the lengths and however many rows have no response."""
+  """There are two stack shapes, for any lengths and any number of rows without a response."""
   shapes = set()
   for seed in range(8):
     batch = make_batch(seed)
@@ -175,7 +175,7 @@ def test_shapes_do_not_depend_on_the_rows(mesh):
     for count, stack in gradients.stack_by_shape(cut(mesh, 72, 2, batch), ROWS):
       shapes.add(jax.tree.map(np.shape, stack))
       assert count <= len(stack.tokens_BT)
-  # A sequence of 72 tokens, or of a quarter of them, in each of two shards.
+  # Each of two shards has a sequence of 72 tokens or a quarter of that.
   assert {packed.tokens_BT for packed in shapes} == {(8, 2, 72), (8, 2, 18)}
   assert len(shapes) == 2
 
@@ -187,7 +187,7 @@ def test_a_minibatch_without_tokens_is_one_empty_pass(mesh):
 
 
 @pytest.mark.usefixtures('large_passes')
-def test_rows_of_advantage_0_may_be_left_out(mesh):
+def test_rows_with_advantage_0_can_be_left_out(mesh):
   without, rows = cut(mesh, 200, drop=True), 0
   for packed in without:
     b, w = np.nonzero(packed.inputs.mask_BT > 0)
@@ -200,13 +200,13 @@ def test_rows_of_advantage_0_may_be_left_out(mesh):
 
 
 def alone(spec, params, batch, is_first, reference=None):
-  """`gradients.minibatch_gradient` of rows in passes of their own, by autodiff of all logits."""
+  """Compute `minibatch_gradient` with one pass per row and autodiff of all logits."""
   inputs = objective.loss_inputs(batch, spec.objective, RESPONSE)
   columns, tree = jax.tree.flatten((batch.tokens_BT, batch.routes_BTLC, inputs))
 
   def values(params, tokens_BT, routes_BTLC, inputs):
-    """((log-probability, entropy) of each token, the experts' load)."""
-    weight_BT = jnp.pad(inputs.entropy_weight_BT[:, 1:], ((0, 0), (0, 1)))  # the token before
+    """Return ([log-probability, entropy] of each token, the experts' load)."""
+    weight_BT = jnp.pad(inputs.entropy_weight_BT[:, 1:], ((0, 0), (0, 1)))  # at the token before
     counted = mlp.Counted(weight_BT, np.ones((1, LENGTH), int)) if spec.model.num_experts else None
     hidden_BTD, load = model.hidden_states_and_balance(
       spec.model, params, tokens_BT, routes_BTLC=routes_BTLC, counted=counted
@@ -248,25 +248,25 @@ def alone(spec, params, batch, is_first, reference=None):
   ),
   ids=['paper', 'gspo_and_kl'],
 )
-def test_packed_rows_have_the_gradient_of_rows_alone(mesh, params, options):
-  """In a step's first minibatch, some of whose tokens an earlier policy wrote."""
+def test_packed_rows_have_the_gradient_of_single_rows(mesh, params, options):
+  """The minibatch is a step's first and contains tokens from an earlier policy."""
   is_carried_BT = (BATCH.response_mask_BT > 0) & ~BATCH.is_replay_B[:, None]
   batch = dataclasses.replace(BATCH, is_carried_BT=is_carried_BT & (np.arange(LENGTH) < 30))
-  spec = make_spec(mesh, tokens=150, **options)  # two sequences a pass
+  spec = make_spec(mesh, tokens=150, **options)  # two sequences per pass
   reference = jax.tree.map(lambda x: 0.9 * x, params) if spec.objective.kl_coefficient else None
   with jax.set_mesh(mesh):
     found = gradients.minibatch_gradient(spec, params, batch, True, True, reference)
     found, expected = jax.device_get((found, alone(spec, params, batch, True, reference)))
   assert found[1]['carried_tokens'] > 20
   for ours, theirs in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
-    # float32's rounding shows in differences, such as k3's, and depends on the machine.
+    # Differences such as k3 amplify float32 rounding, which depends on the machine.
     assert np.linalg.norm(ours - theirs) <= 3e-5 * np.linalg.norm(theirs)
 
 
 @pytest.mark.full
 @pytest.mark.usefixtures('large_passes')
-def test_a_prompt_is_computed_once_for_its_rows_where_attention_can(mesh, gradient, whole):
-  """And otherwise, as on a TPU, once for each row, which changes nothing."""
+def test_a_shared_prompt_is_computed_once_if_attention_supports_it(mesh, gradient, whole):
+  """Otherwise, as on a TPU, it is computed once per row, with the same result."""
   shared = sum((packed.segments.segment_BT > 0).sum() for packed in cut(mesh, 10**6))
   with mock.patch.object(attention, '_WITH_PREFIXES', ()):
     apart = cut(mesh, 10**6)
@@ -276,7 +276,7 @@ def test_a_prompt_is_computed_once_for_its_rows_where_attention_can(mesh, gradie
 
 
 @pytest.mark.full
-def test_passes_of_two_lengths_and_another_order_of_rows_change_nothing(gradient, whole, mesh):
+def test_neither_two_pass_lengths_nor_the_order_of_rows_change_the_gradient(gradient, whole, mesh):
   assert len({packed.tokens_BT.shape for packed in cut(mesh, 10**6)}) == 2
   order = np.random.default_rng(1).permutation(ROWS)
   assert_same(gradient(jax.tree.map(lambda x: x[order], BATCH)), whole)
@@ -285,13 +285,13 @@ def test_passes_of_two_lengths_and_another_order_of_rows_change_nothing(gradient
 @pytest.mark.full
 @pytest.mark.usefixtures('large_passes')
 @pytest.mark.parametrize('remat', tiers.full_after_first(['all', 'all_but_products']))
-def test_what_is_computed_again_changes_nothing(gradient, whole, remat):
+def test_recomputation_does_not_change_the_gradient(gradient, whole, remat):
   assert_same(gradient(remat=remat), whole)
   assert all(np.abs(leaf).max() > 0 for leaf in jax.tree.leaves(whole[0]))
 
 
 @pytest.mark.usefixtures('large_passes')
-def test_a_gradient_that_is_not_finite_is_skipped_and_counted(params, mesh):
+def test_a_non_finite_gradient_is_skipped_and_counted(params, mesh):
   advantage_B = BATCH.advantage_B.copy()
   advantage_B[0] = np.nan
   state = optimizer.init(OPTIMIZER, 10, jax.tree.map(jnp.copy, params))
@@ -308,7 +308,7 @@ LORA = dataclasses.replace(NO_LORA, rank=4, alpha=8.0)
 
 
 def make_adapters(mesh):
-  """Random adapters."""
+  """Return random adapters."""
   shapes = gradients.trained_shapes(make_spec(mesh, lora_config=LORA))
   rng = np.random.default_rng(0)
   return jax.tree.map(
@@ -317,7 +317,7 @@ def make_adapters(mesh):
 
 
 def test_a_tiny_model_on_one_cpu_has_one_shape(monkeypatch):
-  monkeypatch.undo()  # what `two_shapes` has set
+  monkeypatch.undo()  # undo `two_shapes`
   spec = make_spec(one_device())
   long, short = gradients.pass_shapes(spec, 1, 8)
   assert long == short
@@ -335,7 +335,7 @@ EXPERTS = dataclasses.replace(
 
 
 def make_routes():
-  """Alike for the prompts of a group, but those of its replayed row; some tokens have none."""
+  """Make routes that a group's fresh rows share in the prompt. Some tokens have no routes."""
   rng = np.random.default_rng(3)
   shape = ROWS, LENGTH, EXPERTS.num_layers
   routes_BTLC = np.argsort(rng.random((*shape, 6)), axis=-1)[..., :2].astype(np.uint8)
@@ -349,7 +349,7 @@ def make_routes():
 
 @pytest.mark.full
 @pytest.mark.usefixtures('large_passes')
-def test_packed_rows_of_experts_have_the_gradient_of_rows_alone(one_device):
+def test_packed_rows_with_experts_have_the_gradient_of_single_rows(one_device):
   mesh, params = one_device, initial_params(EXPERTS, one_device, lambda x: 1.5 * x)
   spec = make_spec(mesh, tokens=150, balance_coefficient=0.3)
   spec = dataclasses.replace(spec, model=EXPERTS)
@@ -365,5 +365,5 @@ def test_packed_rows_of_experts_have_the_gradient_of_rows_alone(one_device):
   assert load.sum() == 2 * EXPERTS.num_layers * (BATCH.response_mask_BT > 0).sum()
   for ours, theirs in zip(jax.tree.leaves(gradient), jax.tree.leaves(expected), strict=True):
     assert np.linalg.norm(ours - theirs) <= 3e-5 * np.linalg.norm(theirs)
-  assert abs(of_router['loss'] - loss) > 1e-4  # other experts, another loss
+  assert abs(of_router['loss'] - loss) > 1e-4  # other experts give another loss
   assert (np.asarray(of_router['choices_LE']) != load).any()

@@ -22,7 +22,7 @@ PLAIN = optimizer.OptimizerConfig(
   skip_above_norm=math.inf,
 )
 PARAMS = {'a': np.array([1.0, -2.0], np.float32), 'b': {'c': np.array([[0.5]], np.float32)}}
-GRADIENT = {  # of norm 5
+GRADIENT = {  # norm 5
   'a': np.array([3.0, 0.0], np.float32),
   'b': {'c': np.array([[-4.0]], np.float32)},
 }
@@ -39,7 +39,7 @@ def mesh():
 
 @pytest.fixture
 def apply(mesh):
-  """(config, *gradients) -> (state, metrics) after an update with each, of 100 planned."""
+  """Return (config, *gradients) -> (state, metrics) after one of 100 updates per gradient."""
 
   def apply_all(config, *gradients, params=PARAMS):
     state = optimizer.init(config, 100, jax.device_put(params, sharding.replicated(mesh)))
@@ -57,7 +57,7 @@ def scaled(factor):
 
 
 def adamw(config, rates, gradients, x):
-  """Loshchilov and Hutter's AdamW for a single number, in float64."""
+  """AdamW (Loshchilov and Hutter) for a single number, in float64."""
   m = v = 0.0
   for t, (rate, g) in enumerate(zip(rates, gradients), start=1):
     m, v = config.b1 * m + (1 - config.b1) * g, config.b2 * v + (1 - config.b2) * g**2
@@ -71,7 +71,7 @@ def adamw(config, rates, gradients, x):
   [PLAIN, changed(weight_decay=0.5), changed(epsilon=2.0), changed(b1=0.0, b2=0.5)],
   ids=['plain', 'decay', 'epsilon', 'momenta'],
 )
-def test_updates_are_adamws(apply, config):
+def test_updates_follow_adamw(apply, config):
   state, _ = apply(config, scaled(1), scaled(-0.5), scaled(2))
   for value, start, g in (
     (state.params['a'][0], 1.0, 3.0),
@@ -82,8 +82,8 @@ def test_updates_are_adamws(apply, config):
 
 
 @pytest.mark.parametrize(('clip_norm', 'factor'), [(2.5, 0.5), (5.01, 1.0), (math.inf, 1.0)])
-def test_a_gradient_above_the_norm_is_scaled_down_to_it(apply, clip_norm, factor):
-  # With a large epsilon an update is rate / epsilon times the gradient.
+def test_a_gradient_above_clip_norm_is_scaled_down(apply, clip_norm, factor):
+  # With a large epsilon, an update is rate / epsilon times the gradient.
   config = changed(clip_norm=clip_norm, epsilon=1e6, learning_rate=1e4)
   state, metrics = apply(config, GRADIENT)
   np.testing.assert_allclose(state.params['a'], [1.0 - 0.03 * factor, -2.0], rtol=1e-5)
@@ -100,7 +100,7 @@ def test_a_gradient_above_the_norm_is_scaled_down_to_it(apply, clip_norm, factor
   ],
   ids=['above_skip_norm', 'nan', 'inf', 'norm_overflows'],
 )
-def test_a_harmful_update_is_skipped_and_counted_and_changes_nothing(apply, skip_norm, bad):
+def test_a_skipped_update_is_counted_and_changes_nothing(apply, skip_norm, bad):
   config = changed(skip_above_norm=skip_norm, clip_norm=1.0, weight_decay=0.1, schedule='cosine')
   before, metrics = apply(config, GRADIENT)
   assert metrics['skipped'] == 0
@@ -116,9 +116,9 @@ def test_a_harmful_update_is_skipped_and_counted_and_changes_nothing(apply, skip
   )
 
 
-def test_the_learning_rate_is_that_of_the_update_and_a_skipped_one_does_not_advance_it(apply):
-  assert apply(changed(skip_above_norm=5.0), GRADIENT)[1]['skipped'] == 0  # of exactly that norm
-  # A warm-up over 4 updates to .1 begins with .1 / 5 and rises by (.1 - .02) / 4 each.
+def test_the_learning_rate_is_reported_and_a_skipped_update_does_not_advance_it(apply):
+  assert apply(changed(skip_above_norm=5.0), GRADIENT)[1]['skipped'] == 0  # exactly at the limit
+  # A warm-up over 4 updates to .1 starts at .1 / 5 and rises by (.1 - .02) / 4 per update.
   config = changed(warmup_updates=4, skip_above_norm=9.9)
   assert apply(config, GRADIENT)[1]['learning_rate'] == pytest.approx(0.02)
   assert apply(config, GRADIENT, scaled(2.0), GRADIENT)[1]['learning_rate'] == pytest.approx(0.04)
@@ -131,21 +131,21 @@ def test_the_learning_rate_is_that_of_the_update_and_a_skipped_one_does_not_adva
   ('values', 'steps', 'expected'),
   [
     ({}, [0, 5, 100], [0.1, 0.1, 0.1]),
-    # Four updates of warm-up at 1/5, 2/5, 3/5 and 4/5 of the peak, which is the fifth's rate.
+    # Warm-up over four updates: 1/5, 2/5, 3/5 and 4/5 of the peak; the fifth update has the peak.
     (dict(warmup_updates=4), range(6), [0.02, 0.04, 0.06, 0.08, 0.1, 0.1]),
     (dict(schedule='linear', warmup_updates=2), [2, 6, 10], [0.1, 0.05, 0]),
     (dict(schedule='cosine', warmup_updates=2), [2, 6, 10], [0.1, 0.05, 0]),
-    # A quarter of the way down: 3/4, and (1 + cos(pi / 4)) / 2.
+    # A quarter of the way down, the factors are 3/4 and (1 + cos(pi / 4)) / 2.
     (dict(schedule='linear', warmup_updates=2), [4], [0.075]),
     (dict(schedule='cosine', warmup_updates=2), [4], [0.1 * (1 + math.cos(math.pi / 4)) / 2]),
   ],
 )
-def test_rates_are_the_hand_computed_ones(values, steps, expected):
+def test_rates_match_hand_computed_rates(values, steps, expected):
   schedule = optimizer.learning_rate(changed(**values), num_updates=10)
   assert [float(schedule(step)) for step in steps] == pytest.approx(expected, abs=1e-8)
 
 
-def test_the_schedule_follows_the_updates_applied(apply):
+def test_the_schedule_counts_applied_updates(apply):
   config = changed(schedule='linear')
   state, _ = apply(config, GRADIENT, GRADIENT)
   expected = adamw(config, [0.1, 0.099], [3.0, 3.0], 1.0)
@@ -153,7 +153,7 @@ def test_the_schedule_follows_the_updates_applied(apply):
 
 
 def test_an_update_is_traced_once(mesh):
-  """If types or shardings of the state changed, it would compile again: minutes at scale."""
+  """A state with changed types or shardings would recompile, which takes minutes at scale."""
   traces = []
 
   @jax.jit
@@ -171,7 +171,7 @@ def test_an_update_is_traced_once(mesh):
 
 
 def second_moments(b2, *squares, size=4000):
-  """The second moments of `size` equal parameters, after gradients of these squares."""
+  """Return the second moments of `size` equal parameters after gradients with these squares."""
   config = changed(b2=b2, moment_dtype='bfloat16')
   transform = optimizer.make(config, 100)
   params = {'a': jnp.ones(size)}
@@ -185,7 +185,7 @@ def second_moments(b2, *squares, size=4000):
 
 
 def test_second_moments_in_bfloat16_are_right_on_average_and_decay():
-  """A gradient of 1, then 99 of 0: .001 * .999^99, where rounding to nearest would keep .001."""
+  """A gradient of 1 and 99 of 0 give .001 * .999^99. Rounding to nearest would keep .001."""
   moments = second_moments(0.999, 1.0, *[0.0] * 99)
   expected = 0.001 * 0.999**99
   assert moments.mean() == pytest.approx(expected, rel=2e-3)
@@ -193,14 +193,14 @@ def test_second_moments_in_bfloat16_are_right_on_average_and_decay():
   assert np.abs(moments / second_moments(0.999, 1.0) - 1).min() > 0
 
 
-def test_a_second_moment_is_rounded_to_one_of_its_two_neighbours():
+def test_a_second_moment_is_rounded_to_one_of_its_two_neighbors():
   """3 + 2^-8 is 1/4 of the way from 3 to the next bfloat16, 3 + 2^-6, so 1/4 are rounded up."""
   moments = second_moments(0.0, 3 + 2**-8)
   assert set(moments) == {3.0, 3 + 2**-6}
   assert np.mean(moments > 3) == pytest.approx(0.25, abs=0.03)
 
 
-def test_updates_with_moments_in_bfloat16_are_nearly_adamws(apply):
+def test_updates_with_bfloat16_moments_nearly_follow_adamw(apply):
   config = changed(moment_dtype='bfloat16', weight_decay=0.5)
   state, _ = apply(config, scaled(1), scaled(-0.5), scaled(2))
   assert state.params['a'][0] == pytest.approx(

@@ -1,4 +1,4 @@
-"""Every attention backend against jax.nn's attention: values, gradients, memory."""
+"""Every attention backend against jax.nn's attention: values, gradients and memory."""
 
 import dataclasses
 import functools
@@ -35,7 +35,7 @@ def test_platform_dtype_heads_and_cap_decide_the_backend(platform, dtype, option
 
 
 def random_inputs(B, T, N, G, H, dtype='float32'):
-  """Query, key, value and a cotangent for the output."""
+  """Return a random query, key and value, and a cotangent for the output."""
   rng = np.random.default_rng(0)
   return [rng.normal(size=(B, T, heads, H)).astype(dtype) for heads in (N, G, G, N)]
 
@@ -48,7 +48,7 @@ def value_and_gradients(attend, query, key, value, cotangent):
 
 @jax.jit
 def expected(segment_BT, prefix_BT, *inputs):
-  """Values and gradients of jax.nn's attention within segments and their prefixes."""
+  """Compute jax.nn's attention and its gradients within segments and their prefixes."""
   queries_BTx2 = jnp.stack([segment_BT, prefix_BT], -1)
   mask = (queries_BTx2[:, :, None] == segment_BT[:, None, :, None]).any(-1)[:, None]
   attend = functools.partial(jax.nn.dot_product_attention, mask=mask, is_causal=True)
@@ -56,13 +56,13 @@ def expected(segment_BT, prefix_BT, *inputs):
 
 
 def actual(backend, *inputs, seen=()):
-  """Values and gradients; with segments a token sees its own segment and prefix alone."""
-  # A new function for every call: a program that jit cached may have other patched constants.
+  """Compute `attention.causal` and its gradients; `seen` are its segment arguments."""
+  # A new function for each call, because a cached program may have other patched constants.
   return value_and_gradients(lambda *qkv: attention.causal(*qkv, backend, *seen), *inputs)
 
 
 def segments_of(B, T):
-  """int32 [B, T]: rows of random lengths, then padding."""
+  """Return segments of random lengths, followed by padding: int32 [B, T]."""
   rng = np.random.default_rng(1)
   starts_BT = rng.random((B, T)) < 4 / T
   segment_BT = 1 + np.cumsum(starts_BT, axis=1)
@@ -71,7 +71,7 @@ def segments_of(B, T):
 
 
 def assert_equals_jax(backend, inputs, tolerance):
-  """With one segment, with several, and with some that continue another."""
+  """Compare one segment, several segments, and segments that continue others."""
   B, T = inputs[0].shape[:2]
   segment_BT = segments_of(B, T)
   one_BT = np.ones_like(segment_BT)
@@ -109,7 +109,7 @@ def test_blockwise_equals_jax(monkeypatch, T, N, G):
 
 @pytest.mark.full
 def test_blockwise_in_bfloat16_has_the_gradients_of_jax(monkeypatch):
-  """By the backward pass for a CPU's bfloat16 instructions; terms with three digits are summed."""
+  """Test the backward pass for CPUs with bfloat16 instructions. It sums terms with three digits."""
   monkeypatch.setattr(machine, 'has_fast_bfloat16', lambda: True)
   monkeypatch.setattr(blockwise, '_STRIP', 8)
   assert_equals_jax('blockwise', random_inputs(2, 17, 4, 2, 64, 'bfloat16'), 0.05)
@@ -117,7 +117,7 @@ def test_blockwise_in_bfloat16_has_the_gradients_of_jax(monkeypatch):
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def plain(window, cap, seen, *inputs):
-  """Values and gradients of attention with all scores at once, by its definition."""
+  """Compute attention and its gradients by definition, with all scores at once."""
 
   def attend(query_BTNH, key_BTGH, value_BTGH):
     H, repeats = query_BTNH.shape[-1], query_BTNH.shape[2] // key_BTGH.shape[2]
@@ -141,7 +141,7 @@ def plain(window, cap, seen, *inputs):
   ('window', 'cap'), tiers.full_after_first([(1, 0.0), (5, 0.0), (5, 0.7), (16, 0.0), (99, 0.7)])
 )
 @pytest.mark.parametrize('backend', tiers.full_after_first(['strips', 'blocks', 'splash']))
-def test_a_window_and_a_cap_are_as_by_definition(monkeypatch, backend, window, cap):
+def test_a_window_and_a_cap_match_their_definition(monkeypatch, backend, window, cap):
   T = 40
   if backend == 'splash':
     interpret(monkeypatch)
@@ -162,7 +162,7 @@ def test_a_window_and_a_cap_are_as_by_definition(monkeypatch, backend, window, c
   assert_as_defined((), (one_BT, one_BT, index_BT))
   assert_as_defined((segment_BT,), (segment_BT, segment_BT, index_BT))
   if backend == 'blockwise':
-    # What continues a segment is as far from it as if it stood behind it.
+    # A segment that continues another has positions as if it directly followed it.
     prefix_BT = np.where(segment_BT % 2, segment_BT, segment_BT - 1).astype(np.int32)
     position_BT = (index_BT - 3 * (segment_BT % 2 == 0)).astype(np.int32)
     seen = segment_BT, prefix_BT, position_BT
@@ -171,7 +171,7 @@ def test_a_window_and_a_cap_are_as_by_definition(monkeypatch, backend, window, c
 
 @pytest.mark.parametrize('T', [48, 1200])  # in strips; in blocks
 def test_no_token_sees_another_segment(T):
-  """Its output stays bit-equal whatever stands there."""
+  """Its output does not change by a bit if other segments change."""
   inputs, segment_BT = random_inputs(1, T, 2, 1, 8)[:3], np.repeat([1, 2, 3], T // 3)[None]
   is_second = segment_BT[0] == 2
   attend = jax.jit(lambda *qkv: attention.causal(*qkv, 'blockwise', segment_BT))
@@ -182,7 +182,7 @@ def test_no_token_sees_another_segment(T):
 
 
 def test_bfloat16_inputs_give_bfloat16_with_a_softmax_in_float32():
-  """bfloat16 scores of about 30 would be off by 0.06, and so the weights by 6 percent."""
+  """bfloat16 scores of about 30 would be off by 0.06, and the weights by 6%."""
   query, key, value, _ = random_inputs(1, 64, 2, 1, 64, 'bfloat16')
   query *= query.dtype.type(16)
   mixed = jax.jit(attention.causal, static_argnums=3)(query, key, value, 'blockwise')
@@ -194,7 +194,7 @@ def test_bfloat16_inputs_give_bfloat16_with_a_softmax_in_float32():
 
 
 @pytest.mark.full
-def test_blockwise_never_holds_all_scores_of_a_long_sequence():
+def test_blockwise_never_stores_all_scores_of_a_long_sequence():
   T, N = 9216, 2
   inputs = random_inputs(1, T, N, 1, 8)
   memory = (
@@ -202,12 +202,12 @@ def test_blockwise_never_holds_all_scores_of_a_long_sequence():
     .compile()
     .memory_analysis()
   )
-  assert memory.temp_size_in_bytes < N * T * T * 4 / 4  # a block of 512 of 9,216 queries has 1/18
+  assert memory.temp_size_in_bytes < N * T * T * 4 / 4  # one block has 1/18 of the scores
 
 
 @pytest.mark.parametrize(
   'T', tiers.full_after_first([128, 300])
-)  # one block of the kernel; three, the last padded
+)  # one kernel block; three, the last padded
 @pytest.mark.parametrize('backend', tiers.full_after_first(['cudnn', 'splash']))
 def test_kernels_equal_jax(monkeypatch, backend, T):
   platform = jax.default_backend()
@@ -223,7 +223,7 @@ def test_kernels_equal_jax(monkeypatch, backend, T):
 
 
 def interpret(monkeypatch):
-  """Makes the TPU kernels run on any platform, interpreted."""
+  """Run the TPU kernels in interpret mode, on any platform."""
   module = attention.splash_attention
   monkeypatch.setattr(
     module,
@@ -283,9 +283,9 @@ def test_splash_compiles_for_a_tpu(T, N, G, H, tensor, window):
   [
     (dict(theta=100.0), [1, 0.1], 1e-6),
     (dict(theta=100.0, scaling='linear', factor=4.0), [0.25, 0.025], 1e-6),  # all wavelengths alike
-    # Over 2 pi * 100 positions a pair of frequency x turns 100 x times; here 100, 10, 1, .1. Fast
-    # ones are kept, slow ones stretched. 10 turns are half way between 1 and 19: the mean of .1 and
-    # .1 / 8.
+    # Over 2 pi * 100 positions, a pair with frequency x turns 100 x times: here 100, 10, 1 and .1
+    # times. Fast pairs are kept, slow ones stretched. 10 turns are half way between 1 and 19, which
+    # gives the mean of .1 and .1 / 8.
     (
       dict(
         theta=1e4,
@@ -301,7 +301,7 @@ def test_splash_compiles_for_a_tpu(T, N, G, H, tensor, window):
   ],
   ids=['plain', 'linear', 'llama3'],
 )
-def test_frequencies_are_scaled_as_by_hand(changes, expected, tolerance):
+def test_frequencies_match_hand_computed_values(changes, expected, tolerance):
   found = rotary.frequencies(dataclasses.replace(ROPE, **changes), 2 * len(expected))
   np.testing.assert_allclose(found, expected, rtol=tolerance)
 
@@ -312,20 +312,20 @@ def test_an_empty_band_is_refused():
     config_lib.build(rotary.RopeConfig, values, 'config.model.rope')
 
 
-# ---- bfloat16 as its bits, there and back ----
+# ---- bfloat16 as raw bits ----
 
 
 @pytest.mark.parametrize('dtype', ['bfloat16', 'float32'])
-def test_bits_are_those_of_the_value(dtype):
+def test_bits_convert_back_to_the_same_values(dtype):
   x = jnp.array([-1.5, 0.0, 3e38, jnp.inf], dtype)
   stored = matmul.to_bits(x)
   assert stored.dtype == matmul.storage_dtype(dtype)
   assert matmul.from_bits(stored).dtype == x.dtype
   np.testing.assert_array_equal(matmul.from_bits(stored), x)
-  assert matmul.to_bits(jnp.bfloat16(1.5)) == 0x3FC0  # the upper half of its float32
+  assert matmul.to_bits(jnp.bfloat16(1.5)) == 0x3FC0  # the upper half of its float32 bits
 
 
-# ---- The matrix product in the forms of each platform: values, and gradients against autodiff ----
+# ---- Each platform's matrix products: values, and gradients against autodiff ----
 
 
 @pytest.mark.parametrize(
@@ -333,7 +333,7 @@ def test_bits_are_those_of_the_value(dtype):
   [('float32', True, 1e-5), ('bfloat16', True, 0.03), ('bfloat16', False, 0.03)],
 )
 @pytest.mark.parametrize('sizes', [(3, 5), (5, 3)], ids=['wider', 'narrower'])
-def test_gradients_are_those_of_the_plain_product(sizes, dtype, has_units, tolerance, monkeypatch):
+def test_gradients_match_the_plain_product(sizes, dtype, has_units, tolerance, monkeypatch):
   monkeypatch.setattr(machine, 'has_fast_bfloat16', lambda: has_units)
   rng = np.random.default_rng(0)
   x_BTI, kernel_IO = rng.normal(size=(2, 4, sizes[0])), rng.normal(size=sizes)
@@ -350,14 +350,14 @@ def test_gradients_are_those_of_the_plain_product(sizes, dtype, has_units, toler
     np.testing.assert_allclose(np.float32(found), exact, atol=tolerance * np.abs(exact).max())
 
 
-def test_a_product_of_bfloat16_is_rounded_once(monkeypatch):
-  """512 ones: partial sums in bfloat16 would stop growing at 256."""
+def test_a_bfloat16_product_is_rounded_once(monkeypatch):
+  """Sum 512 ones. Partial sums in bfloat16 would stop growing at 256."""
   monkeypatch.setattr(machine, 'has_fast_bfloat16', lambda: True)
   x = jnp.ones((1, 512), jnp.bfloat16)
   assert matmul.product(x, x.T).item() == 512
 
 
-def test_the_transpose_is_that_of_the_last_two_dimensions():
+def test_the_last_two_dimensions_are_transposed():
   x = jnp.arange(2 * 3 * 6 * 192.0).reshape(2, 3, 6, 192)
   np.testing.assert_array_equal(matmul.transposed(x), x.swapaxes(2, 3))
 
@@ -372,7 +372,7 @@ def test_the_transpose_is_that_of_the_last_two_dimensions():
     ('tpu', 'float32', False, False),
   ],
 )
-def test_weights_are_stored_by_output_on_cpus_without_matrix_units(
+def test_weights_are_stored_output_first_on_cpus_without_matrix_units(
   platform, dtype, has_units, stored_by_output, monkeypatch
 ):
   monkeypatch.setattr(machine, 'has_matrix_units', lambda: has_units)
@@ -380,7 +380,7 @@ def test_weights_are_stored_by_output_on_cpus_without_matrix_units(
 
 
 @pytest.mark.parametrize('rows', [1, matmul._FEW_ROWS, matmul._FEW_ROWS + 1])
-def test_a_product_with_a_weight_stored_by_output_is_the_plain_one(rows):
+def test_a_product_with_an_output_first_weight_equals_the_plain_product(rows):
   rng = np.random.default_rng(0)
   x_BTI, kernel_IO = rng.normal(size=(rows, 1, 6)), rng.normal(size=(6, 5))
   stored = matmul.output_major(jnp.asarray(kernel_IO, 'float32'), num_inputs=1)
@@ -392,7 +392,7 @@ def test_a_product_with_a_weight_stored_by_output_is_the_plain_one(rows):
 
 
 def test_two_input_dimensions_stay_together(one_device):
-  """[N, H, D] becomes [D, N, H], and its shape is laid out alike."""
+  """[N, H, D] becomes [D, N, H], and so do its shape and sharding."""
   layout = jax.NamedSharding(one_device, jax.P('tensor', None, 'fsdp'))
   shape = jax.ShapeDtypeStruct((2, 3, 5), jnp.float32, sharding=layout)
   kernel_DNH = matmul.output_major(shape, num_inputs=2).kernel_OI

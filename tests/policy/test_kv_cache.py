@@ -1,4 +1,4 @@
-"""Every layout of the cache samples the same tokens, and on a TPU is written without a loop."""
+"""All cache layouts sample the same tokens. On a TPU, they are written without a loop."""
 
 import dataclasses
 import functools
@@ -25,7 +25,7 @@ from tests.rollout.test_scheduler import CONFIG, KEY, NEVER, PROMPTS, ROWS, SAMP
   [
     ('cpu', 'bfloat16', 4, 128, 'transposed'),
     ('gpu', 'bfloat16', 4, 128, 'cudnn'),
-    ('gpu', 'bfloat16', 4, 256, 'dense'),  # before Hopper 128 is the most
+    ('gpu', 'bfloat16', 4, 256, 'dense'),  # before Hopper, the maximum is 128
     ('gpu', 'float32', 4, 128, 'dense'),
     ('tpu', 'bfloat16', 1, 128, 'ragged'),
     ('tpu', 'bfloat16', 8, 128, 'ragged'),
@@ -42,14 +42,14 @@ def test_platform_and_shape_decide_the_backend(platform, dtype, G, H, backend):
   ('G', 'tensor', 'backend'),
   [
     (2, 1, 'ragged'),  # Qwen2.5-Math-1.5B
-    (4, 4, 'ragged'),  # the 7B ones
+    (4, 4, 'ragged'),  # the 7B models
     (8, 4, 'ragged'),  # Llama-3.1-8B
     (2, 4, 'dense'),  # a key on one chip and its value on another
     (2, 8, 'ragged'),  # every chip has both
     (6, 2, 'dense'),
   ],
 )
-def test_the_mesh_decides_what_the_kernel_can_read(G, tensor, backend):
+def test_the_mesh_decides_whether_the_kernel_is_used(G, tensor, backend):
   mesh = jax.sharding.AbstractMesh((1, 1, 1, tensor), ('data', 'fsdp', 'expert', 'tensor'))
   none = jax.sharding.AbstractMesh((), ())  # between meshes of different sizes
   with jax.sharding.use_abstract_mesh(none), jax.sharding.use_abstract_mesh(mesh):
@@ -58,11 +58,11 @@ def test_the_mesh_decides_what_the_kernel_can_read(G, tensor, backend):
 
 @pytest.fixture
 def interpreted(monkeypatch):
-  """Runs the TPU's kernel on CPU; memory that nothing was written to is NaN."""
+  """Run the TPU kernel on CPU, with NaN in uninitialized memory."""
   monkeypatch.setattr(
     kernel.pl, 'pallas_call', functools.partial(pl.pallas_call, interpret=pltpu.InterpretParams())
   )
-  # What the interpreter does not know is to load from a reference that was reshaped.
+  # The interpreter cannot load from a reshaped reference.
   wait = kernel.MultiPageAsyncCopyDescriptor.wait
   monkeypatch.setattr(kernel.MultiPageAsyncCopyDescriptor, 'wait', lambda copy: wait(copy)[...])
 
@@ -70,8 +70,8 @@ def interpreted(monkeypatch):
 @pytest.mark.full
 @pytest.mark.usefixtures('interpreted')
 @pytest.mark.parametrize(('N', 'G'), tiers.full_after_first([(7, 1), (8, 2)]))
-def test_ragged_attention_equals_plain_attention_whatever_the_lengths(N, G):
-  """One position, a page, a block and their neighbours, all of them, and random ones."""
+def test_ragged_attention_equals_plain_attention_for_all_lengths(N, G):
+  """The lengths are near one position, a page, a block and the maximum, or random."""
   S, H = 1280, 128
   rng = np.random.default_rng(0)
   position_B = np.array([0, 1, 255, 256, 511, 512, 1023, 1024, 1279, *rng.integers(0, S, 3)])
@@ -79,7 +79,7 @@ def test_ragged_attention_equals_plain_attention_whatever_the_lengths(N, G):
   query_BNH, key_BSGH, value_BSGH = (
     np.float32(rng.normal(size=size)) for size in ((B, N, H), (B, S, G, H), (B, S, G, H))
   )
-  # What lies beyond a row's position is never seen.
+  # Entries after a row's position must not be read.
   beyond = (np.arange(S) > position_B[:, None])[..., None, None]
 
   @jax.jit
@@ -98,7 +98,7 @@ def test_ragged_attention_equals_plain_attention_whatever_the_lengths(N, G):
 
 
 def test_attention_for_gpu_equals_plain_attention(monkeypatch):
-  """XLA computes in cuDNN's place what is asked of it."""
+  """XLA computes the attention in place of cuDNN."""
   asked = []
 
   def by_xla(*qkv, implementation, **options):
@@ -121,7 +121,7 @@ def test_attention_for_gpu_equals_plain_attention(monkeypatch):
 
 @pytest.fixture(scope='module')
 def generate(one_device):
-  config = dataclasses.replace(CONFIG, head_size=128)  # which the TPU's kernel needs
+  config = dataclasses.replace(CONFIG, head_size=128)  # required by the TPU kernel
   params = test_scheduler.make_params(config, one_device)
 
   def call(order=range(7), limits=None, slots=3, **changes):
@@ -135,7 +135,7 @@ def generate(one_device):
   return call
 
 
-# Rows that end early, caches that grow and shrink, and slots that are given up.
+# Rows that end early, so that caches grow and shrink and slots are compacted.
 LIMITS = [1, 3, 120, 2, 40, 1, 1]
 LONG = dict(limits=LIMITS, max_response=120, eos_ids=(NEVER,))
 
@@ -169,7 +169,7 @@ def test_every_layout_samples_the_same_tokens_with_the_same_logp(generate, expec
 @pytest.mark.full
 @pytest.mark.usefixtures('interpreted')
 def test_ragged_attention_samples_the_same_tokens_with_the_same_logp(generate, expected):
-  """With refills of slots, whose caches still hold the rows before."""
+  """Slots are refilled while their caches still contain earlier rows."""
   with decoding_by('ragged'):
     found = generate(limits=[5] * 7)
   assert_same(found, expected[0])
@@ -177,8 +177,8 @@ def test_ragged_attention_samples_the_same_tokens_with_the_same_logp(generate, e
 
 
 @pytest.mark.full
-def test_a_row_that_has_ended_writes_within_every_cache(monkeypatch, generate):
-  """Its last position may lie beyond a cache that has become shorter."""
+def test_a_finished_row_writes_within_every_cache(monkeypatch, generate):
+  """Its last position may be beyond the end of a cache that has shrunk."""
   free, decode = [], decode_loop.decode
 
   def watched(*args):
@@ -193,7 +193,7 @@ def test_a_row_that_has_ended_writes_within_every_cache(monkeypatch, generate):
 
 SEVEN_B = dataclasses.replace(
   CONFIG,
-  vocab_size=1000,  # which shards do not divide into whole blocks
+  vocab_size=1000,  # the vocabulary's shards are not whole blocks
   width=512,
   num_layers=2,
   num_heads=28,
@@ -205,7 +205,7 @@ SEVEN_B = dataclasses.replace(
 
 
 def empty_on(mesh, config, spec, length):
-  """Shapes of the slots' state as `decode_loop.empty` lays it out on the mesh."""
+  """Return the shapes and shardings of `decode_loop.empty`'s state on the mesh."""
   with jax.set_mesh(mesh):
     lowered = decode_loop.empty.lower(config, spec, length)
   return jax.tree.map(
@@ -216,7 +216,7 @@ def empty_on(mesh, config, spec, length):
 
 
 def compiled_for(topology, config, slots, length, data, tensor):
-  """`decode_loop.decode`, compiled for the slice."""
+  """Compile `decode_loop.decode` for the slice."""
   pytest.importorskip('libtpu')
   from exgrpo_jax.capacity import devices
 
@@ -232,16 +232,16 @@ def compiled_for(topology, config, slots, length, data, tensor):
 @pytest.mark.full
 @pytest.mark.parametrize('dtype', ['bfloat16', 'float32'])
 def test_a_decode_step_on_a_tpu_has_no_loop_and_no_copy_of_the_cache(dtype):
-  """Neither with the kernel nor without: it has no float32."""
+  """This holds with the kernel (bfloat16) and without it (float32)."""
   slots, length = 256, 2048
   config = dataclasses.replace(SEVEN_B, dtype=dtype)
   program = compiled_for('v5e:8x8', config, slots, length, data=16, tensor=4)
   text, memory = program.as_text(), program.memory_analysis()
   assert len(re.findall(r' while\(', text)) == 1  # over tokens
   assert ('ragged_paged_attention_kernel' in text) == (dtype == 'bfloat16')
-  # Tokens are drawn from block sums of the vocabulary's shards; no chip has all logits of a row.
+  # Tokens are sampled from the block sums of the shards; no chip has all of a row's logits.
   assert not re.search(r'= f32\[16,(1000|1024)\]', text)
-  # Bytes of the keys and values that a chip has of a layer.
+  # Bytes of a layer's keys and values on one chip.
   layer = slots // 16 * length * 2 * config.head_size * jnp.dtype(dtype).itemsize
   assert memory.argument_size_in_bytes > config.num_layers * layer
   assert memory.temp_size_in_bytes < layer / 2
@@ -252,7 +252,7 @@ def test_a_decode_step_on_a_tpu_has_no_loop_and_no_copy_of_the_cache(dtype):
   ('topology', 'N', 'G', 'tensor'),
   [('v5e:2x2', 12, 2, 1), ('v6e:2x2', 32, 8, 4)],  # Qwen2.5-Math-1.5B, Llama-3.1-8B
 )
-def test_the_kernel_compiles_for_the_heads_of_the_backbones(topology, N, G, tensor):
+def test_the_kernel_compiles_for_the_heads_of_real_models(topology, N, G, tensor):
   config = dataclasses.replace(SEVEN_B, num_layers=1, num_heads=N, num_kv_heads=G)
   program = compiled_for(topology, config, 32, 9216, data=4 // tensor, tensor=tensor)
   assert 'ragged_paged_attention_kernel' in program.as_text()

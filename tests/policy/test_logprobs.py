@@ -29,7 +29,7 @@ def token_logprobs(
 
 
 def numpy_logprobs(temperature=1.0):
-  """(logp_BT, entropy_BT) token by token, in float64."""
+  """Compute (logp_BT, entropy_BT) token by token, in float64."""
   logp_BT, entropy_BT = np.zeros((B, T)), np.zeros((B, T))
   for b in range(B):
     for t in range(1, T):
@@ -40,8 +40,8 @@ def numpy_logprobs(temperature=1.0):
   return logp_BT, entropy_BT
 
 
-@pytest.mark.parametrize('chunk', [10**6, 9, 1])  # one chunk; of 3 positions of 3 rows; of 1
-def test_values_are_those_of_a_log_softmax_and_nothing_predicts_the_first_token(chunk):
+@pytest.mark.parametrize('chunk', [10**6, 9, 1])  # one chunk; 3 positions; 1 position
+def test_values_match_log_softmax_and_are_0_at_the_first_token(chunk):
   for temperature in (1.0, 0.6, 2.0):
     found = token_logprobs(temperature=temperature, chunk=chunk)
     for found_BT, expected_BT in zip(found, numpy_logprobs(temperature)):
@@ -78,7 +78,7 @@ def test_bfloat16_hidden_states_give_float32_values():
     np.testing.assert_allclose(actual_BT, expected_BT, atol=0.1)
 
 
-def test_predictor_states_are_those_at_the_positions_and_so_are_their_gradients():
+def test_predictor_states_and_their_gradients_are_gathered_by_position():
   position_BW = np.array([[0, 1, 4], [3, 5, 6], [0, 2, T - 1]])
   states_BWD = logprobs.predictor_states(jnp.asarray(HIDDEN_BTD), position_BW)
   np.testing.assert_array_equal(
@@ -98,7 +98,7 @@ TEMPERATURE = 0.7
 
 @functools.cache
 def fused_gradient(config, chunk, cap=0.0):
-  """(hidden, unembedding, target, inputs, clip, first) -> ((loss, sums), both gradients)."""
+  """Return (hidden, unembedding, target, inputs, clip, first) -> ((loss, sums), both gradients)."""
 
   def total(hidden, unembedding, target, tokens, clip, first):
     return logprobs.fused_loss(
@@ -116,7 +116,7 @@ def fused_gradient(config, chunk, cap=0.0):
 
 
 def plain_logprobs(hidden, unembedding, target, temperature, cap=0.0):
-  """(log-probability, entropy) of the targets, from all logits at once."""
+  """Compute the (log-probability, entropy) of the targets from all logits at once."""
   logits = jnp.einsum('bwd,dv->bwv', hidden, unembedding, preferred_element_type=jnp.float32)
   if cap:
     logits = cap * jnp.tanh(logits / cap)
@@ -127,7 +127,7 @@ def plain_logprobs(hidden, unembedding, target, temperature, cap=0.0):
 
 @functools.cache
 def plain_gradient(config, cap=0.0):
-  """The same by autodiff of all logits."""
+  """Return the counterpart of `fused_gradient` that differentiates all logits."""
 
   def total(hidden, unembedding, target, tokens, clip, first):
     return objective.token_loss(
@@ -153,7 +153,7 @@ def assert_same(actual, expected):
     np.testing.assert_allclose(gradient, expected_gradient, atol=1e-5 * largest)
 
 
-# Every option that a fused loss may see: entropy, terms from other passes, clipping, replays.
+# All features of a fused loss: entropy, terms from other passes, clipping and replays.
 @pytest.mark.parametrize(
   ('name', 'chunk'),
   # With 8 rows of 8 positions, 24 gives chunks of 3 positions, 40 of 4, 8 of 1.
@@ -170,7 +170,7 @@ def test_the_fused_loss_equals_autodiff_of_all_logits(name, chunk):
     )
 
 
-def test_a_cap_of_the_logits_has_its_gradient_too():
+def test_gradients_include_the_logit_cap():
   config, arguments = fused_example('all', TEMPERATURE)
   hidden, unembedding, *_ = arguments
   cap = float(jnp.abs(jnp.einsum('bwd,dv->bwv', hidden, unembedding)).max()) / 2
@@ -180,7 +180,7 @@ def test_a_cap_of_the_logits_has_its_gradient_too():
 
 
 def weighted_loss(logp_BS, entropy_BS, weight_BS):
-  """A simple token loss, linear in both."""
+  """A simple token loss, linear in log-probabilities and entropies."""
   loss = -jnp.sum(weight_BS * (logp_BS + 0.1 * entropy_BS))
   return loss, {'logp': logp_BS.sum()}
 
@@ -195,7 +195,7 @@ WEIGHT_BT = RNG.normal(size=(B, T)).astype(np.float32)
 OPERANDS = (TOKENS_BT, WEIGHT_BT)
 
 
-def test_the_gradient_scales_with_the_cotangent_and_has_the_arguments_dtypes():
+def test_the_gradient_scales_with_the_cotangent_and_keeps_the_dtypes():
   def total(scale, *arguments):
     loss, sums = fused_weighted(*arguments, *OPERANDS)
     return scale * loss + 0 * sums['logp']
@@ -210,7 +210,7 @@ def test_the_gradient_scales_with_the_cotangent_and_has_the_arguments_dtypes():
     np.testing.assert_allclose(x.astype(jnp.float32), exact_x, atol=0.03 * np.abs(exact_x).max())
 
 
-def test_the_loss_takes_one_product_with_the_vocabulary_and_its_gradient_two_more():
+def test_the_loss_needs_one_vocabulary_product_and_its_gradient_two_more():
   arguments = (HIDDEN_BTD, UNEMBEDDING_DV, *OPERANDS)
   loss = str(jax.make_jaxpr(fused_weighted)(*arguments))
   gradient = str(jax.make_jaxpr(jax.grad(lambda *x: fused_weighted(*x)[0], (0, 1)))(*arguments))
@@ -224,7 +224,7 @@ def plain_weighted(hidden, unembedding, target, weight):
 
 
 def test_the_fused_loss_needs_a_tenth_of_the_memory():
-  """At a real model's width and vocabulary, compiled and not run."""
+  """The program has a real model's width and vocabulary. It is only compiled."""
   shapes = (8, 2048, 1536), (1536, 151936), (8, 2048), (8, 2048)
   dtypes = 'bfloat16', 'bfloat16', 'int32', 'float32'
   arguments = list(map(jax.ShapeDtypeStruct, shapes, dtypes))

@@ -1,4 +1,4 @@
-"""LoRA: where adapters go, and what a policy with them computes."""
+"""LoRA: which matrices get adapters, and what a policy with adapters computes."""
 
 import dataclasses
 import re
@@ -27,7 +27,7 @@ def frozen(one_device):
 
 @pytest.fixture(scope='module')
 def first(one_device):
-  """Adapters as a run begins with them."""
+  """The initial adapters of a run."""
   return lora.init(lora.shapes(LORA, model.shapes(CONFIG, one_device)), jax.random.key(1))
 
 
@@ -43,7 +43,7 @@ def tokens_BT():
 
 
 def by_hand(frozen, adapters):
-  """The policy as a whole model: W + (alpha / rank) A B in NumPy's float64."""
+  """Merge the policy into a whole model: W + (alpha / rank) A B, in NumPy float64."""
   whole = jax.tree.map(np.array, frozen)
   for module, matrices in adapters['layers'].items():
     for name, adapter in matrices.items():
@@ -56,7 +56,7 @@ def by_hand(frozen, adapters):
 
 
 def test_an_adapted_product_is_the_sum_of_both():
-  """With x W = 5, and s (x A) B = 2 * (1*3 + 2*1) * 7 = 70."""
+  """Here, x W = 5 and s (x A) B = 2 * (1*3 + 2*1) * 7 = 70."""
   weight = lora.Adapted(
     kernel=jnp.array([[1.0], [2.0]]), a=jnp.array([[3.0], [1.0]]), b=jnp.array([[7.0]]), scale=2.0
   )
@@ -66,8 +66,8 @@ def test_an_adapted_product_is_the_sum_of_both():
   assert lora.product(x_BTI, weight.kernel).tolist() == [[[5.0]]]
 
 
-def test_adapters_have_the_gradient_of_their_sum_with_the_matrix():
-  """Two inputs of size 2 and 3 as one of 6, rank 2, four outputs."""
+def test_adapters_have_the_gradient_of_the_merged_matrix():
+  """Two input dimensions of size 2 and 3 are flattened to 6. The rank is 2, with four outputs."""
   rng = np.random.default_rng(0)
   kernel, a, b = (rng.normal(size=size) for size in ((2, 3, 4), (2, 3, 2), (2, 4)))
   x_BTI, weight = rng.normal(size=(1, 5, 6)), rng.normal(size=(1, 5, 4))
@@ -88,12 +88,12 @@ def test_adapters_have_the_gradient_of_their_sum_with_the_matrix():
 
 
 @pytest.mark.full
-def test_a_run_begins_as_its_base(frozen, first, tokens_BT):
+def test_initial_adapters_do_not_change_the_base(frozen, first, tokens_BT):
   policy = lora.joined(LORA, frozen, first)
   np.testing.assert_array_equal(
     _forward(CONFIG, policy, tokens_BT), _forward(CONFIG, frozen, tokens_BT)
   )
-  # A is uniform within the root of its matrix's inputs, heads times head size too, as in PEFT.
+  # A is uniform within 1 / sqrt(inputs), as in PEFT. Here, the inputs are heads times head size.
   largest = np.abs(first['layers']['attention']['out_NHD']['a']).max()
   bound = 1 / np.sqrt(CONFIG.num_heads * CONFIG.head_size)
   assert 0.9 * bound < largest <= bound
@@ -101,15 +101,15 @@ def test_a_run_begins_as_its_base(frozen, first, tokens_BT):
   assert not np.array_equal(key, query)
 
 
-def test_a_policy_computes_what_its_merged_matrices_do(frozen, adapters, tokens_BT):
+def test_a_policy_computes_the_same_as_its_merged_matrices(frozen, adapters, tokens_BT):
   policy, whole = lora.joined(LORA, frozen, adapters), by_hand(frozen, adapters)
   expected_BTD = np.asarray(_forward(CONFIG, whole, tokens_BT))
   np.testing.assert_allclose(_forward(CONFIG, policy, tokens_BT), expected_BTD, atol=2e-5)
   moved = np.abs(expected_BTD - _forward(CONFIG, frozen, tokens_BT)).max()
-  assert moved > 0.1  # so the adapters matter
+  assert moved > 0.1  # the adapters have an effect
 
 
-def test_the_decode_layout_has_them_merged(frozen, adapters, one_device):
+def test_adapters_are_merged_in_the_decode_layout(frozen, adapters, one_device):
   meshes = sharding.Meshes(one_device, one_device)
   decoding = model.decode_layout(CONFIG, lora.joined(LORA, frozen, adapters), meshes)
   expected = model.decode_layout(CONFIG, by_hand(frozen, adapters), meshes)
@@ -119,7 +119,7 @@ def test_the_decode_layout_has_them_merged(frozen, adapters, one_device):
   )
 
 
-def test_the_decode_layout_made_in_place_is_the_same(frozen, adapters, one_device):
+def test_converting_to_the_decode_layout_in_place_changes_nothing(frozen, adapters, one_device):
   meshes = sharding.Meshes(one_device, one_device)
   policy = lora.joined(LORA, frozen, adapters)
   expected = model.decode_layout(CONFIG, policy, meshes)
@@ -147,12 +147,12 @@ def test_only_targets_have_adapters(one_device, frozen, adapters):
   assert sorted(adapted) == ['down_FD', 'value_DGH']
 
 
-def test_what_is_trained_is_thin_and_float32(one_device):
-  """R (I + O) entries in the place of I O, whatever the dtype of activations."""
+def test_trained_matrices_are_thin_and_float32(one_device):
+  """Each has R (I + O) entries instead of I O, for any dtype of the activations."""
   config = dataclasses.replace(CONFIG, dtype='bfloat16')
   shapes = model.shapes(config, one_device)
   trained = lora.shapes(LORA, shapes)
-  D, F, N, G = 32, 48, 32, 16  # N and G times the head size
+  D, F, N, G = 32, 48, 32, 16  # N and G are multiplied by the head size
   inputs_and_outputs = 2 * (D + N) + 2 * (D + G) + 3 * (D + F)
   size = sum(leaf.size for leaf in jax.tree.leaves(trained))
   assert size == CONFIG.num_layers * LORA.rank * inputs_and_outputs
@@ -161,7 +161,7 @@ def test_what_is_trained_is_thin_and_float32(one_device):
 
 @pytest.mark.full
 def test_a_frozen_base_in_bfloat16_computes_the_same_bits(frozen, adapters, tokens_BT, one_device):
-  """A forward pass in bfloat16 casts float32 parameters to it; norm scales stay float32."""
+  """A bfloat16 forward pass casts matrices to bfloat16 anyway. Norm scales stay float32."""
   config = dataclasses.replace(CONFIG, dtype='bfloat16')
   stored = model.frozen(config, frozen, one_device)
   shapes = model.shapes(config, one_device, frozen=True)
@@ -176,7 +176,7 @@ def test_a_frozen_base_in_bfloat16_computes_the_same_bits(frozen, adapters, toke
   )
 
 
-def test_without_a_rank_all_is_trained(one_device, frozen):
+def test_with_rank_0_the_whole_model_is_trained(one_device, frozen):
   off = dataclasses.replace(LORA, rank=0)
   shapes = model.shapes(CONFIG, one_device)
   assert lora.shapes(off, shapes) is shapes and lora.joined(off, None, frozen) is frozen
@@ -190,12 +190,12 @@ def test_without_a_rank_all_is_trained(one_device, frozen):
     (dict(targets=('q_proj', 'q_proj')), "targets=('q_proj', 'q_proj'): the list must contain"),
   ],
 )
-def test_what_is_no_lora_is_refused(changes, message):
+def test_invalid_lora_settings_are_refused(changes, message):
   with pytest.raises(InputError, match=re.escape(f'config.lora.{message}')):
     config_lib.build(lora.LoraConfig, dict(base.get_config().lora) | changes, 'config.lora')
 
 
-def test_a_rank_above_that_of_a_matrix_is_refused(one_device):
+def test_a_rank_above_the_size_of_a_matrix_is_refused(one_device):
   shapes, narrow = model.shapes(CONFIG, one_device), CONFIG.num_kv_heads * CONFIG.head_size
   message = rf'rank={narrow + 1}: the rank must be at most {narrow}, the smaller .* of k_proj'
   with pytest.raises(InputError, match=message):

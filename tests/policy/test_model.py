@@ -37,7 +37,7 @@ CONFIG = model.ShapeConfig(
 
 
 def randomise(params, scale=0.3):
-  """Perturbs every parameter, so that biases and norms matter and attention is not uniform."""
+  """Perturb all parameters, so that biases and norms matter and attention is not uniform."""
   leaves, tree = jax.tree.flatten(params)
   rng = np.random.default_rng(0)
   return tree.unflatten(
@@ -83,7 +83,7 @@ def test_a_token_does_not_see_later_ones(params, tokens_BT, hidden_BTD):
   assert (np.abs(changed_BTD[:, 6:] - hidden_BTD[:, 6:]).max(-1) > 1e-3).all()
 
 
-# All that a family may have, each in a way of its own; the rows outgrow the window.
+# All features of model families, with distinct values; rows are longer than the window.
 GEMMA_LIKE = dataclasses.replace(
   CONFIG,
   num_layers=4,
@@ -113,7 +113,7 @@ VARIANTS = {
 
 @pytest.fixture(params=[False, True], ids=['without_matrix_units', 'with_matrix_units'])
 def has_units(request, monkeypatch):
-  """Either kind of CPU; they store the weights for decoding differently."""
+  """Simulate a CPU with or without matrix units, which store decoding weights differently."""
   monkeypatch.setattr(machine, 'has_matrix_units', lambda: request.param)
   model.decode_conversion.cache_clear()
   yield request.param
@@ -121,7 +121,7 @@ def has_units(request, monkeypatch):
 
 
 @pytest.mark.parametrize('tied', tiers.full_after_first([False, True]))
-def test_decoding_has_the_logits_of_training(one_device, tied, has_units):
+def test_decoding_computes_the_same_logits_as_training(one_device, tied, has_units):
   config = dataclasses.replace(CONFIG, tied_embeddings=tied)
   params = randomise(model.init(config, jax.random.key(0), one_device))
   hidden_BD = jax.random.normal(jax.random.key(1), (3, CONFIG.width))
@@ -135,7 +135,7 @@ def test_decoding_has_the_logits_of_training(one_device, tied, has_units):
 @pytest.mark.usefixtures('has_units')
 @pytest.mark.parametrize('name', tiers.full_after_first(VARIANTS))
 def test_prefill_and_decode_equal_a_pass_over_the_whole_sequence(one_device, tokens_BT, name):
-  """Prompts of 4, 1 and 3 tokens, padded to 4 with what must not be seen; the rest decoded."""
+  """Prefill prompts of 4, 1 and 3 tokens, padded to 4, and decode the remaining tokens."""
   config = VARIANTS[name]
   params = randomise(model.init(config, jax.random.key(0), one_device))
   decode_params = model.decode_layout(config, params, sharding.Meshes(one_device, one_device))
@@ -170,18 +170,18 @@ def test_bfloat16_computes_in_bfloat16_over_float32_parameters(
     config, decode_params, tokens_BT, np.full(3, tokens_BT.shape[1]), 10
   )
   assert bfloat16_BTD.dtype == jnp.bfloat16
-  assert {x.dtype for x in jax.tree.leaves(cache)} == {jnp.dtype('uint16')}  # its bits, on CPU
+  assert {x.dtype for x in jax.tree.leaves(cache)} == {jnp.dtype('uint16')}  # raw bits, on CPU
   assert model.unembedding(config, params).dtype == jnp.bfloat16
   assert {x.dtype for x in jax.tree.leaves(params)} == {jnp.dtype('float32')}
-  # The mean over entries: bfloat16 has three digits, and errors add up over layers.
+  # Compare means, because bfloat16 has three digits and errors add up over layers.
   error_BTD = np.abs(bfloat16_BTD.astype(np.float32) - hidden_BTD)
   assert error_BTD.mean() < 0.05 * np.abs(hidden_BTD).mean()
 
 
 @pytest.mark.full
-def test_initial_values_have_their_scales(initial):
+def test_initial_values_have_the_documented_scales(initial):
   layer = jax.tree.map(lambda stack: stack[1], initial['layers'])
-  std = 1 / math.sqrt(initial['embedding_VD'].shape[1])  # of the width
+  std = 1 / math.sqrt(initial['embedding_VD'].shape[1])  # width
   assert np.std(initial['embedding_VD']) == pytest.approx(std, rel=0.05)
   assert np.std(layer['mlp']['down_FD']) == pytest.approx(std / math.sqrt(2 * 2), rel=0.05)
   assert (layer['mlp_norm']['scale'] == 1).all()
@@ -189,8 +189,8 @@ def test_initial_values_have_their_scales(initial):
   assert not np.array_equal(layer['mlp']['gate_DF'], layer['mlp']['up_DF'])
 
 
-def test_qwen_1_5b_has_its_number_of_parameters(one_device):
-  """1,543,714,304, as the model card says (1.54B); nothing is allocated."""
+def test_qwen_1_5b_has_the_published_number_of_parameters(one_device):
+  """The model card says 1.54B; the exact number is 1,543,714,304. Nothing is allocated."""
   config = dataclasses.replace(
     CONFIG,
     vocab_size=151936,
@@ -249,7 +249,7 @@ def test_a_mesh_that_cannot_split_the_model_evenly_is_refused():
     check(sizes, sizes)
 
 
-# ---- Experts against a sum over all of them, token by token; and whose choice counts ----
+# ---- Experts, against a weighted sum over all experts; and routes that override the router ----
 
 
 EXPERTS = dataclasses.replace(CONFIG, width=6, mlp_width=5, num_experts=4, experts_per_token=2)
@@ -263,7 +263,7 @@ def experts(one_device):
 
 
 def expected(experts, x_BTD, chosen_BTC, *, normalised):
-  """A weighted sum over all experts, most of them with weight 0; differentiable."""
+  """Compute the weighted sum over all experts, most with weight 0; differentiable."""
   logits_BTE = x_BTD @ experts.router_DE[...]
   probability_BTE = jnp.exp(logits_BTE) / jnp.exp(logits_BTE).sum(-1, keepdims=True)
   weight_BTE = probability_BTE * jax.nn.one_hot(chosen_BTC, 4).sum(axis=-2)
@@ -278,10 +278,10 @@ def expected(experts, x_BTD, chosen_BTC, *, normalised):
 @pytest.mark.full
 @pytest.mark.parametrize('normalised', tiers.full_after_first([True, False]))
 @pytest.mark.parametrize('given', tiers.full_after_first([False, True]))
-def test_experts_are_a_weighted_sum_and_have_its_gradient(experts, normalised, given):
+def test_experts_match_a_weighted_sum_and_its_gradient(experts, normalised, given):
   experts.config = dataclasses.replace(EXPERTS, normalised_experts=normalised)
   chosen_BTC = np.argsort(-(X_BTD @ experts.router_DE[...]), axis=-1)[..., :2]
-  if given:  # some that the router would not choose; nobody has expert 3
+  if given:  # includes experts that the router would not choose; no token gets expert 3
     chosen_BTC = np.array([[[0, 1], [1, 2], [2, 0]], [[1, 0], [0, 2], [2, 1]]], np.uint8)
   graph, state = nnx.split(experts)
 
@@ -294,12 +294,12 @@ def test_experts_are_a_weighted_sum_and_have_its_gradient(experts, normalised, g
 
   actual = gradients(lambda module, x: module(x, chosen_BTC if given else None)[0])
   wanted = gradients(lambda module, x: expected(module, x, chosen_BTC, normalised=normalised))
-  # Relative too: entries are up to 20, and CPUs round differently.
+  # The tolerance is also relative, because entries are up to 20 and CPUs round differently.
   jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-5), actual, wanted)
   assert np.abs(actual[0][0]['router_DE'][...]).max() > 1e-3
 
 
-def test_tokens_without_a_recorded_choice_have_the_routers(experts):
+def test_tokens_without_a_recorded_choice_use_the_router(experts):
   _, own = experts(X_BTD)
   chosen_BTC = np.full((2, 3, 2), 255, np.uint8)
   chosen_BTC[1, 2] = 3, 0
@@ -331,7 +331,7 @@ def of_layer(logits_BTE, weight_BT=WEIGHT_BT, row_BT=ROW_BT, chosen_BTC=CHOSEN_B
 
 
 @pytest.mark.full
-def test_the_balance_is_that_of_loops_over_rows():
+def test_the_balance_matches_loops_over_rows():
   probability_BTE = np.exp(LOGITS_BTE) / np.exp(LOGITS_BTE).sum(-1, keepdims=True)
   total, count_E = 0.0, np.zeros(E)
   for b in range(2):
@@ -348,7 +348,7 @@ def test_the_balance_is_that_of_loops_over_rows():
 
 
 @pytest.mark.full
-def test_even_routing_has_one_and_a_step_down_is_more_even():
+def test_even_routing_has_loss_1_and_a_gradient_step_lowers_the_loss():
   chosen_BTC = np.array([[[t % E, (t + 1) % E] for t in range(5)]])
   even = of_layer(np.zeros((1, 5, E)), np.full((1, 5), 0.2), np.ones((1, 5), int), chosen_BTC)
   np.testing.assert_allclose(even.loss, 1, rtol=1e-6)
@@ -356,7 +356,7 @@ def test_even_routing_has_one_and_a_step_down_is_more_even():
   assert of_layer(LOGITS_BTE - slope).loss < of_layer(LOGITS_BTE).loss
 
 
-def test_weights_are_put_at_their_positions():
+def test_weights_are_scattered_to_their_positions():
   position_BW, weight_BW = np.array([[0, 3], [2, 4]]), np.float32([[1, 2], [0, 3]])
   weight_BT, row_BT = mlp.counted_balance(position_BW, weight_BW, ROW_BT)
   assert weight_BT.tolist() == [[1, 0, 0, 2, *[0] * 4], [0, 0, 0, 0, 3, *[0] * 3]]
@@ -372,7 +372,7 @@ def multiply(x_BTD, weight_DF):
 
 @pytest.mark.full
 def test_weights_are_gathered_on_a_tpu_not_multiplied_shard_by_shard():
-  """Plain jit compiles a loop of products over the shards here."""
+  """Plain jit would compile a loop of products over shards."""
   pytest.importorskip('libtpu')
   from exgrpo_jax.capacity import devices
 

@@ -1,4 +1,4 @@
-"""Meshes on the devices of this machine; those of eight are in tests/processes."""
+"""Meshes on this machine's devices; for eight devices, see tests/processes."""
 
 import re
 
@@ -29,7 +29,7 @@ def test_logical_axes_map_to_mesh_axes(axes, shape, expected):
   assert sharding.spec(SIZES, axes, shape) == PartitionSpec(*expected)
 
 
-def test_a_dimension_that_does_not_divide_is_replicated():
+def test_a_dimension_that_does_not_divide_evenly_is_replicated():
   assert sharding.spec(SIZES, ('embed', 'kv_heads'), (4, 3)) == PartitionSpec(('fsdp',), None)
   assert sharding.spec(SIZES, ('batch',), (6,)) == PartitionSpec(None)  # 6 rows, 8 devices
 
@@ -64,8 +64,8 @@ def test_sizes_must_multiply_to_the_number_of_devices():
     sharding.make_mesh(sharding.TrainingConfig(data=num_devices + 1, fsdp=-1, tensor=1))
 
 
-def test_an_axis_may_be_a_part_of_a_side_of_the_slice(monkeypatch):
-  """JAX makes such a mesh by default on v5e alone."""
+def test_an_axis_may_cover_part_of_a_side_of_the_slice(monkeypatch):
+  """By default, JAX makes such a mesh only on v5e."""
   config = sharding.TrainingConfig(data=1, fsdp=-1, tensor=1)
   expected = sharding.make_mesh(config)
 
@@ -76,7 +76,7 @@ def test_an_axis_may_be_a_part_of_a_side_of_the_slice(monkeypatch):
   assert sharding.make_mesh(config) == expected
 
 
-def test_one_axis_takes_the_rest():
+def test_one_axis_takes_the_remaining_devices():
   mesh = sharding.make_mesh(sharding.TrainingConfig(data=1, fsdp=-1, tensor=1))
   assert dict(mesh.shape) == {'data': 1, 'fsdp': jax.device_count(), 'expert': 1, 'tensor': 1}
   assert mesh.are_all_axes_auto
@@ -103,7 +103,7 @@ def without_mesh():
   return jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ()))
 
 
-def test_one_device_holds_everything():
+def test_nothing_is_split_on_one_device():
   assert sharding.num_shards('batch', 2) == 1
   assert sharding.per_shard(jnp.sin, [('batch', None)], ('batch', None)) is jnp.sin
   x = jnp.ones((2, 3))
@@ -126,7 +126,7 @@ def test_an_equivalent_layout_is_restored_without_a_copy():
   assert pointers[0] == pointers[1]
 
 
-def test_another_layout_is_restored_with_its_values():
+def test_restoring_a_different_layout_keeps_the_values():
   mesh = sharding.make_mesh(sharding.TrainingConfig(data=1, fsdp=-1, tensor=1))
   x = jax.device_put(jnp.arange(6.0).reshape(2, 3), jax.devices()[0])
   layout = sharding.replicated(mesh)

@@ -7,5 +7,5 @@ from exgrpo_jax.policy import sharding
 
 @pytest.fixture(scope='session')
 def mesh():
-  """Rows are split over all devices."""
+  """A mesh that splits rows over all devices."""
   return sharding.make_mesh(sharding.TrainingConfig(data=-1, fsdp=1, tensor=1))

@@ -1,4 +1,4 @@
-"""Drafts: what is proposed, and that decoding with them gives what decoding without them does."""
+"""Drafts: the proposals, and that decoding with drafts gives the same tokens as without."""
 
 import dataclasses
 import functools
@@ -27,7 +27,7 @@ from tests.rollout.test_scheduler import (
 )
 
 PROMPTS = [np.array(prompt, np.int32) for prompt in ([5, 6, 9], [8], [1, 2, 3, 4, 5, 6, 7, 8, 9])]
-COUNTS = (5, 4, 6)  # responses to each
+COUNTS = (5, 4, 6)  # responses per prompt
 LOCAL = dict(num_layers=2, window=3)  # shorter than a pass
 EXPERTS = dict(num_experts=8, experts_per_token=2, mlp_width=16)
 
@@ -40,7 +40,7 @@ def decoding_params(config, mesh):
 
 @pytest.fixture(scope='module')
 def generate(mesh):
-  """A function of (drafts, changes of the spec): (responses to PROMPTS, metrics)."""
+  """Return a function from (drafts, spec changes) to (responses to PROMPTS, metrics)."""
 
   def call(setting, config=CONFIG, limits=None, resumes=False, **changes):
     spec = dataclasses.replace(SPEC, drafts=setting, **{'max_response': 40, **changes})
@@ -73,8 +73,8 @@ def generate(mesh):
   ),
   ids=str,
 )
-def test_a_pass_over_several_tokens_is_several_steps(mesh, backend, changes):
-  """Rows keep one, some and all of five tokens, at several lengths; then the next pass follows."""
+def test_a_pass_over_several_tokens_equals_several_steps(mesh, backend, changes):
+  """Rows of several lengths keep one, some or all of five tokens before the next pass."""
   config = dataclasses.replace(CONFIG, **changes)
   params, rng = decoding_params(config, mesh), np.random.default_rng(0)
   B, T, length = 6, 5, 24
@@ -96,7 +96,7 @@ def test_a_pass_over_several_tokens_is_several_steps(mesh, backend, changes):
       if routes is not None:
         np.testing.assert_array_equal(routes_BTLC[:, t], routes[:, 0])
     kept, wanted = keep(config, cache, new, jnp.asarray(length_B), count_B), cache
-    for t in range(T):  # rows that are past their count repeat their last token, as they may
+    for t in range(T):  # rows past their count repeat their last token, which is allowed
       at_B = np.minimum(t, np.asarray(count_B) - 1)
       token_B = new_BT[np.arange(B), at_B]
       _, wanted, _ = single(config, params, token_B, length_B + at_B, wanted)
@@ -107,7 +107,7 @@ def test_a_pass_over_several_tokens_is_several_steps(mesh, backend, changes):
     np.testing.assert_allclose(found_BD, expected_BD, atol=2e-5)
 
 
-# ---- Tokens are those of decoding one by one ----
+# ---- Drafts do not change the tokens ----
 
 
 CASES = {
@@ -128,8 +128,8 @@ CASES = {
 
 
 @pytest.mark.parametrize('setting', ['0', '3', '7'])
-def test_results_do_not_depend_on_how_many_passes_a_call_makes(generate, setting, monkeypatch):
-  """The clock decides how many. The model is wide enough for its sums to round."""
+def test_results_do_not_depend_on_the_number_of_passes_per_call(generate, setting, monkeypatch):
+  """The clock decides the number. The model is wide enough for its sums to round."""
   wide = dataclasses.replace(CONFIG, width=128, head_size=32, mlp_width=256)
   found = []
   for seconds in (0, 1e9):
@@ -155,7 +155,7 @@ def test_drafts_change_no_token(generate, setting, name):
 
 @pytest.mark.full
 @pytest.mark.parametrize('backend', ['dense', 'ragged'])
-def test_drafts_change_no_token_with_caches_of_accelerators(generate, backend):
+def test_drafts_change_no_token_with_accelerator_caches(generate, backend):
   expected, _ = generate('0', **CASES['a window'])
   with decoding_by(backend), plain_kernel():
     drafts.decode.clear_cache()
@@ -167,7 +167,7 @@ def test_drafts_change_no_token_with_caches_of_accelerators(generate, backend):
 
 @pytest.fixture
 def proposing(monkeypatch):
-  """Replaces what is proposed by a function of (texts, num)."""
+  """Replace `propose` by another function of (texts, num)."""
 
   def call(function):
     drafts.decode.clear_cache()
@@ -177,8 +177,8 @@ def proposing(monkeypatch):
   drafts.decode.clear_cache()
 
 
-def test_perfect_drafts_are_all_kept(generate, proposing):
-  """Every draft is the token that comes: a pass writes four tokens, fewer at a row's end."""
+def test_all_perfect_drafts_are_kept(generate, proposing):
+  """If every draft is the next token, a pass adds four tokens, or fewer at a row's end."""
   expected, _ = generate('0', slots=15, eos_ids=(NEVER,))
   known_QT = np.zeros((15, 9 + 80), np.int32)
   places = [row for row, count in enumerate(COUNTS) for _ in range(count)]
@@ -216,7 +216,7 @@ def test_wrong_drafts_change_nothing(generate, proposing, token):
 
 @pytest.mark.full
 def test_responses_come_from_the_exact_distribution(mesh):
-  """A chi-square over all responses of up to four of three tokens, 100,000 of them drawn."""
+  """Chi-square test over all responses of up to 4 tokens, with a vocabulary of 3."""
   config = dataclasses.replace(CONFIG, vocab_size=3)
   params = test_scheduler.make_params(config, mesh)
   end, limit, prompt, draws = 2, 4, np.array([0, 1], np.int32), 40_000
@@ -243,7 +243,7 @@ def test_responses_come_from_the_exact_distribution(mesh):
 
 
 def exact_chances(config, params, prompt, responses):
-  """The probability of each response, from whole forward passes."""
+  """Compute the probability of each response with whole forward passes."""
   longest = max(map(len, responses))
   rows = [np.pad([*prompt, *one], (0, longest - len(one))) for one in responses]
   hidden_BTD = jax.jit(model.hidden_states, static_argnums=0)(config, params, np.int32(rows))
@@ -260,7 +260,7 @@ def exact_chances(config, params, prompt, responses):
 
 
 def reference(texts, num):
-  """`drafts.propose` in plain Python."""
+  """Run `drafts.propose` in plain Python."""
   tokens, lengths, starts, peers = (np.asarray(x).tolist() for x in texts)
   kinds = [0, 1, 2]
   for slot, own in enumerate(peers):
@@ -291,7 +291,7 @@ def reference(texts, num):
 
 
 @pytest.mark.parametrize('alphabet', [2, 4, 12])
-def test_what_is_proposed_is_what_most_texts_continue_with(alphabet):
+def test_proposals_follow_the_majority_of_texts(alphabet):
   rng = np.random.default_rng(alphabet)
   B, R, S, M = 12, 20, 30, 6
   propose = jax.jit(drafts.propose, static_argnums=1)
@@ -318,20 +318,20 @@ def row(question, sample, response, prompt=(1, 2)):
   return slots.Row(0, made, np.zeros(2, np.uint32), pieces, len(response))
 
 
-def test_rows_draft_from_their_question_alone():
-  """Two rows of question 7, one of 8, a free slot; past responses, but not the row's own."""
+def test_rows_draft_only_from_their_own_question():
+  """Two rows of question 7, one of 8 and a free slot. A row's own past response is left out."""
   seven = row(7, 0, [3, 4]), row(7, 1, [5])
   own = [seven[0], row(8, 0, [6]), seven[1], None]
   past = {7: {1: np.array([9]), 2: np.array([10, 11]), -1: np.array([12])}, 8: {}}
   texts = slots.texts_of(own, past, 4)
   assert texts.tokens_RS[:3].tolist() == [[1, 2, 3, 4], [1, 2, 6, 0], [1, 2, 5, 0]]
-  assert texts.tokens_RS[4:6].tolist() == [[1, 2, 12, 0], [1, 2, 10, 11]]  # the latest first
+  assert texts.tokens_RS[4:6].tolist() == [[1, 2, 12, 0], [1, 2, 10, 11]]  # latest first
   assert texts.length_R[:6].tolist() == [4, 3, 3, 0, 3, 4] and set(texts.start_R[:3]) == {2}
   peers = [[one for one in row if one >= 0] for row in texts.peers_BM.tolist()]
   assert peers == [[0, 2, 4, 5], [1], [2, 0, 4, 5], [3]]
 
 
-def test_many_questions_share_the_places_of_past_responses():
+def test_many_questions_share_the_space_for_past_responses():
   own = [row(question, 0, [3]) for question in range(32)]
   past = {question: {-n: np.array([n]) for n in range(1, 9)} for question in range(32)}
   texts = slots.texts_of(own, past, 8)
@@ -343,7 +343,7 @@ def test_many_questions_share_the_places_of_past_responses():
   ('setting', 'rows', 'expected'),
   [('0', 4, 0), ('3', 500, 3), ('7', 1, 7), ('auto', 1, 7), ('auto', 2, 3), ('auto', 5, 0)],
 )
-def test_auto_drafts_as_many_tokens_as_cost_little(one_device, setting, rows, expected):
+def test_auto_drafts_as_many_tokens_as_are_almost_free(one_device, setting, rows, expected):
   assert drafts.width(setting, rows, one_device) == expected
 
 
@@ -364,8 +364,8 @@ def test_auto_decodes_many_rows_with_the_program_without_drafts(one_device):
 @pytest.mark.full
 @pytest.mark.parametrize('layers', ['f', 'sf'])
 @pytest.mark.parametrize('parked', [0, test_slots.EPISODES])
-def test_episodes_read_and_write_the_same_tokens(mesh, layers, parked):
-  """Observations with end tokens, and longer than what is decoded between two syncs."""
+def test_episodes_have_the_same_tokens(mesh, layers, parked):
+  """Some observations contain end tokens or are longer than the decoding between two syncs."""
   config = dataclasses.replace(test_slots.CONFIG, layers=layers, window=9 if 's' in layers else 0)
   params = test_scheduler.make_params(config, mesh)
   expected = test_slots.play(params, mesh, parked, config=config)
@@ -383,8 +383,8 @@ def test_routes_are_kept(mesh):
     np.testing.assert_array_equal(one.routes, other.routes)
 
 
-def test_responses_of_several_steps_are_the_same(generate, mesh):
-  """Each step stops once four responses are complete; the next one continues the others."""
+def test_responses_that_span_steps_are_the_same(generate, mesh):
+  """Each step stops once four responses are complete. The next step continues the others."""
   expected, _ = generate('0')
   requests = [
     Request(PROMPTS[row], row, sample, 0, 40)

@@ -1,4 +1,4 @@
-"""Dynamic sampling: what a step draws, trains, drops and leaves, computed again in NumPy."""
+"""Dynamic sampling: the groups that a step draws, trains on, drops and leaves, against NumPy."""
 
 import contextlib
 import dataclasses
@@ -21,16 +21,16 @@ from tests.helpers.decoding import ScriptedSampler
 
 SEED, SIZE, Q, K = 3, 60, 4, 3
 RIGHT, WRONG = Verdict(1.0, 'correct'), Verdict(0.0, 'wrong')
-STORED = (0, 3, 6, 7, 9)  # rows that the buffer has; their fresh responses have equal rewards
+STORED = (0, 3, 6, 7, 9)  # rows in the buffer; their fresh responses have equal rewards
 
 
 def is_mixed(row):
-  """Every third question gets both rewards; the others only 0, or only 1."""
+  """Every third question gets both rewards; the others get only 0 or only 1."""
   return row % 3 == 2
 
 
 class Rows(Questions):
-  """Questions that only have a number."""
+  """Questions that consist only of a row number."""
 
   def __len__(self):
     return SIZE
@@ -43,7 +43,7 @@ class Rows(Questions):
 
 
 class Judged:
-  """A grader that knows the question by its answer, and answers once asked."""
+  """A grader that identifies a question by its answer and has all verdicts at once."""
 
   def __init__(self):
     self.new = {}
@@ -74,7 +74,7 @@ def setup(**values):
 
 
 def taken_steps(rollout, buffer, steps):
-  """(plan, groups and their verdicts, metrics) of each step; no update, no change of the buffer."""
+  """Yield each step's (plan, graded groups, metrics), without updating policy or buffer."""
   cursor, left, grader = Cursor(), (), Judged()
   for step in range(1, steps + 1):
     planned = stages.plan_step(rollout, buffer, cursor, step, left)
@@ -93,7 +93,7 @@ def generator(purpose, place):
 
 
 class Stream:
-  """The question stream again; nothing retires."""
+  """A second implementation of the question stream, without retirement."""
 
   def __init__(self):
     self.epoch, self.rest = -1, []
@@ -110,7 +110,7 @@ class Stream:
 
 
 def expected(stream, number, waiting, planned, factor):
-  """(trained, dropped, left, drawn) of a step without partial rollouts, as rows."""
+  """Simulate a step without partial rollouts: (trained, dropped, left) rows, number drawn."""
   rows = rows_of(planned)[len(waiting) :]
   replayed = [row for row, drawn in zip(rows, planned.is_drawn[len(waiting) :]) if drawn]
   first = stream.draw(max(0, Q - len(replayed) - len(waiting)), [*waiting, *replayed])
@@ -119,7 +119,7 @@ def expected(stream, number, waiting, planned, factor):
   useless = [row for row in rows if row not in useful]
   drawn, most = len(first), math.floor(factor * (Q - len(replayed)))
   while len(useful) < Q and drawn < most:
-    share = max(1, drawn - len(useless)) / drawn  # of what was drawn
+    share = max(1, drawn - len(useless)) / drawn  # of the drawn groups
     count = min(math.ceil((Q - len(useful)) / share), Q, most - drawn)
     rows += (new := stream.draw(count, [*waiting, *rows]))
     useful += [row for row in new if is_mixed(row)]
@@ -133,7 +133,7 @@ def expected(stream, number, waiting, planned, factor):
 
 @pytest.mark.parametrize('stored', [(), STORED], ids=['fresh', 'replay'])
 @pytest.mark.parametrize('factor', [1.5, 2.5, 6.0])
-def test_a_step_trains_what_a_simulation_says(factor, stored):
+def test_a_step_trains_on_the_simulated_groups(factor, stored):
   entries = {row: buffers.entry(0.5, 1, buffers.trajectory(row, 1, step=1)) for row in stored}
   buffer = replay.Buffer(entries, started=bool(stored))
   stream, waiting, totals = Stream(), [], np.zeros(4, int)
@@ -183,8 +183,8 @@ def test_with_partial_rollouts_no_informative_group_is_lost(in_flight, factor):
   assert (filled > 0) == (factor < 8)
 
 
-def test_replay_starts_by_the_pass_rate_of_all_fresh_groups():
-  """A third of the four mixed groups' responses are right, and all of the dropped groups'."""
+def test_the_pass_rate_of_all_fresh_groups_decides_when_replay_starts():
+  """A third of the mixed groups' responses are right. The dropped groups raise the pass rate."""
   rollout = setup(dynamic_sampling=6.0)
   _, graded, _ = next(taken_steps(rollout, replay.Buffer(), 1))
   verdicts = [verdict.correct for group in graded.verdicts for verdict in group]
@@ -229,7 +229,7 @@ def test_a_group_is_informative_if_its_rewards_differ_and_it_is_not_masked(
 
 
 @pytest.mark.parametrize('mask', [False, True])
-def test_a_group_whose_rows_are_all_masked_is_dropped(mask):
+def test_a_group_is_dropped_if_all_its_rows_are_masked(mask):
   """The responses to every other question are truncated."""
   rollout = setup(dynamic_sampling=14.0, max_response=3)
   rollout = dataclasses.replace(
@@ -244,7 +244,7 @@ def test_a_group_whose_rows_are_all_masked_is_dropped(mask):
   assert all(map(is_mixed, trained)) and any(row % 2 for row in trained) != mask
 
 
-def test_metrics_of_rounds_are_merged():
+def test_the_metrics_of_rounds_are_merged():
   rounds = [
     (30, {'rollout/slots_busy': 0.5, 'environment/turns_max': 4, 'environment/seconds': 2.0}),
     (10, {'rollout/slots_busy': 0.9, 'environment/turns_max': 3, 'environment/seconds': 1.0}),
@@ -258,7 +258,7 @@ def test_metrics_of_rounds_are_merged():
   assert dynamic.merged(rounds) == expected
 
 
-def test_a_step_never_asks_for_more_questions_than_there_are(recorded):
+def test_a_step_cannot_draw_more_questions_than_exist(recorded):
   """The recorded run has 12 questions; 4 + 2.25 * 4 are too many."""
   values = dict(questions=4, dynamic_sampling=2.25)
   config = recorded.experiment.config

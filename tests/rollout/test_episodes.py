@@ -1,4 +1,4 @@
-"""Episodes by a script and an environment without processes: their tokens, turns and verdicts."""
+"""Episodes with scripted turns and an in-process environment: tokens, turns and verdicts."""
 
 import collections
 import dataclasses
@@ -28,7 +28,7 @@ def text_tokenizer(tmp_path_factory):
 
 
 class Engine:
-  """Writes turns by a script of (row, sample, number of the turn), the last asked first."""
+  """An engine whose turns follow a script of (row, sample, turn number), newest request first."""
 
   def __init__(self, script, tokens):
     self._script, self._tokens, self.limits = script, tokens, []
@@ -53,7 +53,7 @@ class Engine:
 
 
 class Environments:
-  """Answers by a function of the turns, in an order of its own."""
+  """Environments that answer with a function of the turns, in a configurable order."""
 
   def __init__(self, answer, order=1):
     self._answer, self._order, self._asked, self.left = answer, order, [], []
@@ -71,7 +71,7 @@ class Environments:
 
 
 def count_up(_begin, said):
-  """The number of the turn; 'stop' succeeds, 'fail' fails, 'break' is the environment's end."""
+  """Answer with the turn number; 'stop' succeeds, 'fail' fails, and 'break' times out."""
   if said[-1] == 'break':
     return Failure('timed out', 'no answer after 1 s')
   if said[-1] in ('stop', 'fail'):
@@ -82,7 +82,7 @@ def count_up(_begin, said):
 
 @pytest.fixture
 def play(text_tokenizer):
-  """A function of a script: the episodes of two questions, two samples each."""
+  """Return a function that plays a script: two questions with two samples each."""
 
   def call(script, order=1, answer=count_up, in_order=False, **changes):
     def tokens(text):
@@ -136,7 +136,7 @@ def test_turns_and_observations_follow_one_another_as_tokens(play, text_tokenize
   assert stopped.logp.tolist() == [-0.5 if yes else 0.0 for yes in own]
   assert stopped.verdict == Verdict(5.0, 'correct', components={'environment': 5.0})
   assert failed.verdict == Verdict(4.0, 'wrong', components={'environment': 4.0})
-  # The last turn allowed is answered too, and then it is over.
+  # The last allowed turn is answered too, and then the episode ends.
   assert [turn.reward for turn in endless.turns] == [1.0, 2.0, 3.0] and not endless.turns[
     -1
   ].observed
@@ -159,8 +159,8 @@ def test_the_order_of_answers_changes_nothing(play, in_order):
     assert (one.turns, one.verdict) == (two.turns, two.verdict)
 
 
-def test_what_environments_count_is_summed(play):
-  """Over all turns that are answered by a message: one, two or three of an episode."""
+def test_the_counts_of_environments_are_summed(play):
+  """The sum is over all turns that are answered with a message."""
   _, metrics, *_ = play(script)
   assert metrics['environment/answers'] == 5 and metrics['environment/characters'] == 5
 
@@ -170,7 +170,7 @@ def test_later_rewards_are_discounted(play):
   assert stopped.verdict and stopped.verdict.reward == 1 + 0.5 * 4
 
 
-def test_a_code_block_is_the_policys_and_not_the_environments(play):
+def test_only_code_blocks_of_the_policy_count(play):
   found, *_ = play(lambda *_: '1', answer=lambda *_: Observation(as_messages('```')))
   assert not any(one.verdict.has_code_block for one in found)
   found, *_ = play(lambda _row, sample, turn: '1```' if sample else '1' if turn < 2 else '```')
@@ -183,8 +183,8 @@ def test_a_turn_has_its_own_limit(play):
   assert all(turn.written == 2 for one in found for turn in one.turns)
 
 
-def test_an_episode_is_truncated_by_the_token_limit_alone(play):
-  """Not by its last turn's limit, nor if its environment ends it in the last token."""
+def test_only_the_token_limit_truncates_an_episode(play):
+  """A turn's limit does not truncate it, nor does an environment that ends it at the limit."""
   long = '1' * LIMIT + '…'
   cases = [(dict(max_turns=1, max_turn_tokens=2), False), (dict(max_turns=1), True)]
   for changes, is_truncated in cases:
@@ -194,7 +194,7 @@ def test_an_episode_is_truncated_by_the_token_limit_alone(play):
   assert not any(one.truncated for one in found)
 
 
-def test_an_episode_ends_where_there_is_no_room_for_another_turn(play):
+def test_an_episode_ends_if_there_is_no_room_for_another_turn(play):
   def talkative(*_):
     return Observation(as_messages('9' * (LIMIT - 3)))
 
@@ -207,7 +207,7 @@ def test_an_episode_ends_where_there_is_no_room_for_another_turn(play):
   assert not any(one.truncated for one in found)
 
 
-def test_the_seed_of_an_episode_is_its_own(play):
+def test_each_episode_has_its_own_seed(play):
   seeds = {}
 
   def remember(begin, _said):

@@ -1,4 +1,4 @@
-"""Which groups a step trains, and what is known of responses that span steps."""
+"""Which groups a step trains on, and the bookkeeping of responses that span steps."""
 
 import dataclasses
 import itertools
@@ -18,7 +18,7 @@ from exgrpo_jax.runtime.randomness import Purpose
 
 
 def response(length, spans=(), **values):
-  """Of so many tokens, whose log-probabilities are -1, -2, and so on."""
+  """Make a response of `length` tokens with log-probabilities -1, -2, and so on."""
   logp = -np.arange(1, length + 1, dtype=np.float32)
   tokens = np.arange(length, dtype=np.int32)
   return Response(
@@ -29,19 +29,19 @@ def response(length, spans=(), **values):
 @pytest.mark.parametrize(
   ('begun', 'complete', 'expected'),
   [
-    ([5, 5, 5], [True, False, False], None),  # of two
+    ([5, 5, 5], [True, False, False], None),  # two are needed
     ([5, 5, 5], [True, False, True], [0, 2]),
-    ([5, 5, 5], [True, True, True], [0, 1]),  # as they were drawn
+    ([5, 5, 5], [True, True, True], [0, 1]),  # in the order drawn
     ([5, 4, 3], [True, True, True], [1, 2]),  # the oldest
     ([5, 2, 5], [True, False, True], [0, 2]),
     ([5, 1, 5], [True, False, True], None),  # at step 6 the second one would be too old
     ([5, 1, 5], [True, True, True], [0, 1]),
-    # Two are trained at step 6: of three that are as old as can be, one would be left.
+    # Step 6 trains on only two groups, but all three unfinished groups must be trained on by then.
     ([5, 5, 2, 2, 2], [True, True, False, False, False], None),
     ([5, 5, 2, 2, 2], [True, True, True, False, False], [0, 2]),
   ],
 )
-def test_a_step_trains_the_oldest_complete_groups_unless_others_would_get_too_old(
+def test_a_step_trains_on_the_oldest_complete_groups_unless_others_would_get_too_old(
   begun, complete, expected
 ):
   assert partial.trained(begun, complete, step=5, questions=2, max_age=4) == expected
@@ -50,10 +50,10 @@ def test_a_step_trains_the_oldest_complete_groups_unless_others_would_get_too_ol
 @pytest.mark.parametrize(
   ('questions', 'in_flight', 'max_age', 'oldest'), [(1, 3, 2, 2), (3, 12, 3, 3), (4, 4, 1, 0)]
 )
-def test_no_group_is_ever_too_old_and_each_trains_once(questions, in_flight, max_age, oldest):
-  """However long they take; each step goes on until it can train."""
+def test_no_group_gets_too_old_and_each_is_trained_on_once(questions, in_flight, max_age, oldest):
+  """This holds for groups of any duration. Each step continues until it can train."""
   rng = np.random.default_rng(0)
-  left = {}  # group -> (the step that began it, how long it still takes)
+  left = {}  # group -> (first step, remaining duration)
   names, trained, ages = itertools.count(), [], []
   for step in range(200):
     while len(left) < in_flight:
@@ -73,7 +73,7 @@ def test_no_group_is_ever_too_old_and_each_trains_once(questions, in_flight, max
   assert set(trained) | set(left) == set(range(next(names)))
 
 
-def test_what_a_step_adds_to_a_response_is_noted():
+def test_a_response_records_the_tokens_of_each_step():
   config = RolloutConfig(partial=True)
   before = response(3, [Span(2, 1), Span(4, 2)], is_complete=False, tis_weight=np.ones(3))
   now = partial.continued(config, before, response(5), 6)
@@ -86,15 +86,15 @@ def test_what_a_step_adds_to_a_response_is_noted():
 
 
 def test_metrics_weigh_ages_by_tokens():
-  told = response(6, [Span(4, 4), Span(5, 2)], turns=(Turn(1, 4, 0.0),))  # sampled: 1 of each
+  told = response(6, [Span(4, 4), Span(5, 2)], turns=(Turn(1, 4, 0.0),))  # one sampled token each
   groups = [[response(3, [Span(2, 1), Span(4, 2)])], [response(1, [Span(5, 1)])], [told]]
   measured = partial.metrics(5, groups, left=[None] * 7)
   assert measured == {'staleness/mean': 6 / 6, 'staleness/max': 3, 'staleness/groups_left': 7}
   assert partial.metrics(5, [[response(3)]], left=[]) == {}
 
 
-def test_only_what_a_step_wrote_gets_the_trainers_log_probabilities():
-  """And its weight against the sampler; those of earlier tokens are of earlier policies."""
+def test_only_tokens_of_the_step_get_the_trainers_log_probabilities():
+  """Only these tokens get new weights, because earlier tokens belong to earlier policies."""
   begun = response(3, [Span(4, 2), Span(5, 1)], tis_weight=np.float32([0.5, 0.25]))
   idle = response(2, [Span(4, 2)], tis_weight=np.float32([0.1, 0.2]))
   fresh = response(2, [Span(5, 2)])
@@ -107,7 +107,7 @@ def test_only_what_a_step_wrote_gets_the_trainers_log_probabilities():
   np.testing.assert_allclose(found[1][0].tis_weight, [1, np.exp(-2)], rtol=1e-6)
 
 
-def test_only_what_a_step_wrote_is_compared_with_the_trainer():
+def test_only_tokens_of_the_step_are_compared_with_the_trainer():
   begun, fresh = response(3, [Span(4, 2), Span(5, 1)]), response(2, [Span(5, 2)])
   trainer = [np.float32([7, 7, -3.5]), np.float32([-1, -2])]
   assert scoring.differences(trainer, [begun, fresh], 5) == {
@@ -116,7 +116,7 @@ def test_only_what_a_step_wrote_is_compared_with_the_trainer():
   }
 
 
-def test_by_default_as_many_groups_are_in_flight_as_keep_the_slots_busy(recorded):
+def test_by_default_enough_groups_are_in_flight_to_keep_the_slots_busy(recorded):
   def in_flight(**values):
     config = dataclasses.replace(recorded.rollout.config, questions=3, group_size=4, **values)
     return config.groups_in_flight
@@ -124,11 +124,11 @@ def test_by_default_as_many_groups_are_in_flight_as_keep_the_slots_busy(recorded
   assert in_flight(partial=False, max_groups_in_flight=9) == 3
   assert in_flight(partial=True, max_groups_in_flight=9) == 9
   assert in_flight(partial=True, slots=5, max_staleness=8) == 3 + 3 * 2
-  assert in_flight(partial=True, slots=99, max_staleness=2) == 9  # no more can train in time
+  assert in_flight(partial=True, slots=99, max_staleness=2) == 9  # more would get too old
 
 
 class Judged:
-  """A grader that finds everything wrong."""
+  """A grader that judges every response wrong."""
 
   def __init__(self):
     self.new = {}
@@ -142,8 +142,8 @@ class Judged:
 
 
 @pytest.mark.full
-def test_neither_the_steps_that_a_response_spans_nor_its_slots_change_what_is_drawn(recorded):
-  """Four steps under one policy, and one that waits for all of the first step's groups."""
+def test_neither_steps_nor_slots_change_the_tokens_of_a_response(recorded):
+  """Compare four steps under one policy with a single step that finishes all its groups."""
   params = jax.device_put(
     recorded.steps[9].params, jax.sharding.SingleDeviceSharding(jax.devices()[0])
   )

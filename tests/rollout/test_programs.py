@@ -1,4 +1,4 @@
-"""The schedule is the real scheduler's, and keeps the promises of partial rollouts."""
+"""The simulated schedule matches the real scheduler and the guarantees of partial rollouts."""
 
 import dataclasses
 import itertools
@@ -15,7 +15,7 @@ PROMPT, BLOCK = 5, 16
 
 @pytest.fixture
 def rollout():
-  """Eight questions of four samples in 32 slots."""
+  """Eight questions with four samples each, in 32 slots."""
   return settings.RolloutConfig(
     questions=8, group_size=4, slots=32, partial=True, max_groups_in_flight=0, max_staleness=8
   )
@@ -30,7 +30,7 @@ def bench():
 
 
 def drawn(count):
-  """Groups of responses with a long tail."""
+  """Draw groups of responses with long-tailed lengths."""
   normal = np.random.default_rng(0).normal(size=(count, 4))
   return list(np.clip(40 * np.exp(normal), 1, 400).astype(int))
 
@@ -40,8 +40,8 @@ def taken(groups, rollout):
 
 
 @pytest.mark.full
-def test_the_real_scheduler_decodes_as_often(bench, monkeypatch):
-  """With a real model whose responses end at their limits, since none of its tokens ends one."""
+def test_the_simulation_syncs_like_the_real_scheduler(bench, monkeypatch):
+  """The real model's responses end at their limits, because no token ends a response."""
   syncs = []
   monkeypatch.setattr(scheduler, 'metrics', lambda found: syncs.extend(found) or {})
   lengths = np.random.default_rng(0).integers(1, 192, 40)
@@ -51,8 +51,8 @@ def test_the_real_scheduler_decodes_as_often(bench, monkeypatch):
 
 
 @pytest.mark.full
-def test_the_real_scheduler_does_the_same_with_partial_rollouts(bench):
-  """Step for step: the same syncs, ages and tokens that are prefilled again."""
+def test_the_simulation_matches_the_real_scheduler_with_partial_rollouts(bench):
+  """In each step, the syncs, the ages and the re-prefilled tokens are the same."""
   rollouts = scripted.Rollouts(bench, carries=True)
   params = model.decode_layout(bench.model, bench.params, bench.meshes)
   taken = [rollouts.take(params) for _ in range(8)]
@@ -75,27 +75,27 @@ def test_the_real_scheduler_does_the_same_with_partial_rollouts(bench):
     (12, (12 + 12) + (12 + 12) + (24 + 12)),
   ],
 )
-def test_attention_reads_what_live_rows_have_written_in_whole_blocks(block, positions):
-  """Two slots, prompts of 10, a response of 1 token and one of 3: three steps."""
+def test_attention_reads_the_tokens_of_live_rows_in_whole_blocks(block, positions):
+  """Two slots, prompts of 10 tokens, and responses of 1 and 3 tokens take three steps."""
   (span,) = programs.generation_of(np.array([1, 3]), 2, 10, 2, block).spans
   assert span == (3, positions / 3)
 
 
-def test_every_group_is_trained_once_and_all_its_tokens_are_decoded(rollout):
+def test_every_group_is_trained_on_once_and_all_its_tokens_are_decoded(rollout):
   groups = drawn(200)
   found = taken(groups, rollout)
   trained = [tuple(lengths) for step in found for lengths in step.trained]
   assert len(trained) == len(found) * 8
   drawn_by_then = {tuple(lengths) for lengths in groups[: len(trained) + rollout.groups_in_flight]}
   assert len(set(trained)) == len(trained) and set(trained) <= drawn_by_then
-  assert {tuple(lengths) for lengths in groups[:80]} <= set(trained)  # none is forgotten
+  assert {tuple(lengths) for lengths in groups[:80]} <= set(trained)  # no group is lost
   decoded = sum(step.generation.tokens for step in found)
   assert sum(map(sum, trained)) <= decoded <= sum(lengths.sum() for lengths in groups)
 
 
 @pytest.mark.parametrize('max_age', [1, 3])
-def test_no_group_is_trained_too_late(rollout, max_age):
-  """A limit that binds; without one some would be older."""
+def test_no_group_is_trained_on_too_late(rollout, max_age):
+  """The limit is effective: without it, some groups would be older."""
   found = taken(drawn(200), dataclasses.replace(rollout, max_staleness=max_age))
   assert max(step.ages.max() for step in found) == max_age
   free = taken(drawn(200), dataclasses.replace(rollout, max_staleness=50))
@@ -112,7 +112,7 @@ def test_slots_are_busy_in_the_steady_state(rollout):
   assert busy(8) < 0.5 < busy(16) < busy(0) and busy(0) > 0.93
 
 
-def test_with_a_steps_groups_in_flight_each_step_is_a_rollout_of_its_own(rollout):
+def test_with_only_one_steps_groups_in_flight_each_step_is_a_separate_rollout(rollout):
   groups = drawn(40)
   found = taken(groups, dataclasses.replace(rollout, max_groups_in_flight=8))
   assert len(found) == 5
@@ -127,9 +127,10 @@ def test_with_a_steps_groups_in_flight_each_step_is_a_rollout_of_its_own(rollout
 
 
 def test_two_steps_by_hand(rollout):
-  """Two slots, groups of one response, one trained per step, of 3 that are in flight.
+  """Two slots, three groups in flight with one response each, and one trained group per step.
 
-  The first step ends with the response of 2 tokens, the second with that of 3 in the freed slot.
+  The first step ends with the response of 2 tokens. The second ends with the response of 3 tokens,
+  which fills the freed slot.
   """
   tiny = dataclasses.replace(rollout, questions=1, slots=2, max_groups_in_flight=3)
   groups = [np.array([length]) for length in (9, 2, 3, 7)]

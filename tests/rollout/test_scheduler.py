@@ -1,4 +1,4 @@
-"""What the slot engine draws, what is said of it, and that nobody's company matters."""
+"""The slot engine: its samples, its progress messages, and independence from other rows."""
 
 import dataclasses
 import itertools
@@ -57,7 +57,7 @@ SAMPLES = [0, 0, 0, 1, 2, 0, 3]  # prompts 0 and 3 are two samples of one questi
 
 
 def make_params(config, mesh):
-  """Initial parameters, wide enough apart that logits spread over some nats."""
+  """Initial parameters, scaled so that logits spread over a few nats."""
   return initial_params(config, mesh, lambda x: SCALE * x if x.std() else x)
 
 
@@ -73,7 +73,7 @@ def decoding(params, mesh):
 
 @pytest.fixture(scope='module')
 def generate(decoding, mesh):
-  """A function of (prompts by index, …): `changes` are those of the spec."""
+  """Return a function that samples prompts, given by index; `changes` apply to the spec."""
 
   def call(order=range(7), *, key=KEY, prompts=PROMPTS, limits=None, engine=(), **changes):
     spec = dataclasses.replace(SPEC, **changes)
@@ -85,7 +85,7 @@ def generate(decoding, mesh):
 
 @pytest.fixture(scope='module')
 def samples_of(decoding, mesh):
-  """A function of counts: so many samples of each prompt, one question after the other."""
+  """Return a function from the number of samples per prompt to the responses."""
 
   def call(counts, prompts=PROMPTS, **changes):
     rows = [i for i, count in enumerate(counts) for _ in range(count)]
@@ -104,7 +104,7 @@ def responses(generate):
 
 @pytest.fixture(scope='module')
 def logits(params):
-  """The logits from which each token of a response was drawn, by one whole forward pass."""
+  """Return a function that computes a response's logits with one whole forward pass."""
 
   @jax.jit
   def padded(tokens_BT):
@@ -129,14 +129,14 @@ def assert_same_tokens(found, expected):
 
 
 def assert_same_responses(found, expected, atol=0.0):
-  """The same tokens, with log-probabilities and entropies that differ by at most `atol`."""
+  """Check for equal tokens, and for log-probabilities and entropies equal within `atol`."""
   assert_same_tokens(found, expected)
   for ours, theirs in zip(found, expected):
     np.testing.assert_allclose(ours.logp, theirs.logp, rtol=0, atol=atol)
     np.testing.assert_allclose(ours.entropy, theirs.entropy, rtol=0, atol=atol)
 
 
-def test_it_says_how_far_it_is_while_it_decodes(generate, responses):
+def test_progress_is_reported_while_decoding(generate, responses):
   seen = []
   generate(engine={'on_finish': lambda index, one: seen.append((index, one, activity.now()))})
   finished, unfinished = 0, []  # tokens
@@ -152,8 +152,8 @@ def test_it_says_how_far_it_is_while_it_decodes(generate, responses):
 
 
 @pytest.mark.parametrize('temperature', [0.0, 1.0, 0.6])
-def test_logp_and_entropy_are_those_of_the_whole_sequence(generate, logits, temperature):
-  """At temperature 0 the most probable token is taken, and both are those of temperature 1."""
+def test_logp_and_entropy_match_a_pass_over_the_whole_sequence(generate, logits, temperature):
+  """Temperature 0 takes the most probable token, with both values at temperature 1."""
   found = generate(distribution=token_sampling.Distribution(temperature))
   for prompt, response in zip(PROMPTS, found):
     logp_TV = log_softmax(logits(prompt, response) / (temperature or 1))
@@ -183,38 +183,42 @@ def test_a_response_ends_with_its_first_end_token_or_is_truncated(generate):
   (whole, other) = generate([2, 0], eos_ids=(NEVER,))
   assert whole.truncated and len(whole.tokens) == SPEC.max_response
   ends = int(other.tokens[0]), int(whole.tokens[-1])
-  for limit in (12, int(np.argmax(np.isin(whole.tokens, ends))) + 1, 1):  # the second: just there
+  for limit in (
+    12,
+    int(np.argmax(np.isin(whole.tokens, ends))) + 1,
+    1,
+  ):  # the second is just enough
     found = generate([2, 0], eos_ids=ends, limits=[limit] * 2)
     for response, free in zip(found, (whole, other)):
       is_end = np.isin(free.tokens[:limit], ends)
       length = int(np.argmax(is_end)) + 1 if is_end.any() else limit
       np.testing.assert_array_equal(response.tokens, free.tokens[:length])
       assert response.tokens.dtype == np.int32 and response.truncated == (not is_end.any())
-  assert len(found[1].tokens) == 1 and not found[1].truncated  # the first token may end it
+  assert len(found[1].tokens) == 1 and not found[1].truncated  # the first token may be an end token
 
 
 @pytest.mark.parametrize('order', [list(range(7)), [6, 2, 0, 5, 3, 1, 4], [1], [5], []])
 @pytest.mark.parametrize('changes', [{'slots': 3}, {'slots': 8}, {'pad_id': SPEC.eos_ids[0]}])
-def test_neither_slots_nor_order_nor_company_nor_padding_change_what_is_sampled(
+def test_neither_slots_nor_order_nor_other_rows_nor_padding_change_samples(
   generate, responses, order, changes
 ):
-  """3 slots leave a last batch of one row and two dummies, 8 a dummy beside all."""
+  """With 3 slots, rows are refilled. With 8 slots, one slot stays free."""
   assert_same_tokens(generate(order, **changes), [responses[i] for i in order])
 
 
-def test_longer_company_does_not_change_what_is_sampled(generate, responses):
+def test_longer_prompts_in_other_rows_do_not_change_samples(generate, responses):
   longer = [*PROMPTS[:6], np.full(40, 39, np.int32)]
   assert_same_tokens(generate(prompts=longer)[:6], responses[:6])
 
 
 def test_a_pad_token_may_be_part_of_a_response(generate):
-  """Lengths come from the loop: here the padding is a token that the row does write."""
+  """Lengths come from the loop, so the row can also sample the padding token."""
   (whole,) = generate([0], eos_ids=(NEVER,))
   (found,) = generate([0], eos_ids=(NEVER,), pad_id=int(whole.tokens[-1]))
   np.testing.assert_array_equal(found.tokens, whole.tokens)
 
 
-def test_what_is_sampled_depends_on_the_key_and_the_sample(generate, responses):
+def test_samples_depend_on_the_key_and_the_sample_index(generate, responses):
   assert_same_tokens(generate(), responses)
   other = generate(key=jax.random.key(6))
   assert any(a.tokens.tolist() != b.tokens.tolist() for a, b in zip(other, responses))
@@ -226,8 +230,8 @@ def test_what_is_sampled_depends_on_the_key_and_the_sample(generate, responses):
 # ---- Slots and their refills ----
 
 
-def test_rows_that_finish_make_room_at_once(generate):
-  """Two slots: while the first row writes 12 tokens, the other slot serves five rows in turn."""
+def test_slots_of_finished_rows_are_refilled_at_once(generate):
+  """While the first row decodes 12 tokens, the other slot serves five rows in turn."""
   reported = []
   limits = [12, 2, 2, 2, 2, 2, 4]
   engine = {'on_finish': lambda index, _: reported.append(index)}
@@ -238,8 +242,8 @@ def test_rows_that_finish_make_room_at_once(generate):
 
 
 @pytest.mark.full
-def test_responses_go_on_from_where_they_were_left(generate, responses, monkeypatch):
-  """Stopped whenever another is complete: in other slots, prefilled in rows of several lengths."""
+def test_interrupted_responses_are_resumed(generate, responses, monkeypatch):
+  """Stop after each complete response, then resume in other slots with several prefill lengths."""
   monkeypatch.setattr(slots, 'SHORTEST_PREFILL', 8)
   resumed, resume = [], resuming.resume
 
@@ -273,8 +277,8 @@ def test_responses_go_on_from_where_they_were_left(generate, responses, monkeypa
 
 @pytest.mark.full
 @pytest.mark.parametrize('resumes', [False, True])
-def test_the_parts_in_which_it_decodes_change_no_bit(generate, monkeypatch, resumes):
-  """Nor where one is left when enough have finished: here at four of seven."""
+def test_decoding_in_parts_changes_no_bit(generate, monkeypatch, resumes):
+  """This includes the rows left unfinished when the engine stops after four of seven."""
 
   def outcome(seconds):
     monkeypatch.setattr(scheduler, '_PART', seconds)
@@ -296,8 +300,8 @@ def test_the_parts_in_which_it_decodes_change_no_bit(generate, monkeypatch, resu
 
 
 @pytest.mark.full
-def test_the_progress_moves_every_ten_seconds(generate, monkeypatch):
-  """At two seconds a token, five at a time, once the first has been compiled in a minute."""
+def test_progress_is_updated_every_ten_seconds(generate, monkeypatch):
+  """A token takes 2 s, so a part has five tokens, once compilation (60 s) is over."""
   clock, said, decode = [60.0], [], decode_loop.decode
 
   def slow(*args):
@@ -314,7 +318,7 @@ def test_the_progress_moves_every_ten_seconds(generate, monkeypatch):
   assert {later - earlier for (earlier, _), (later, _) in itertools.pairwise(said[2:])} == {10.0}
 
 
-def test_it_says_how_many_prompts_it_has_read(generate, monkeypatch):
+def test_progress_counts_the_prefilled_prompts(generate, monkeypatch):
   said, prefill = [], decode_loop.prefill
   monkeypatch.setattr(decode_loop, 'prefill', lambda *a: said.append(activity.now()) or prefill(*a))
   monkeypatch.setattr(slots, 'PREFILL_TOKENS', 128)
@@ -325,7 +329,7 @@ def test_it_says_how_many_prompts_it_has_read(generate, monkeypatch):
 
 @pytest.fixture
 def watched(monkeypatch):
-  """The prompts' lengths in each prefill; the cache's length and the slots in each decoding."""
+  """Record the prompt lengths of prefills, and the cache lengths and slots of decode calls."""
   seen = types.SimpleNamespace(prefills=[], caches=[], widths=[])
   prefill, decode = decode_loop.prefill, decode_loop.decode
 
@@ -347,7 +351,7 @@ def watched(monkeypatch):
 
 
 def test_a_prompt_is_prefilled_once_for_all_its_samples(samples_of, watched):
-  """Also where its samples do not fit into the slots together: 8 + 7 + 8 in 3 slots."""
+  """This also holds if the samples do not fit into the slots together: 8 + 7 + 8 in 3 slots."""
   prompts = [PROMPTS[0], np.arange(40, dtype=np.int32) % 30, PROMPTS[4]]
   found = samples_of((8, 7, 8), prompts, slots=3)
   assert sorted(length for _, lengths in watched.prefills for length in lengths) == [2, 3, 40]
@@ -356,7 +360,7 @@ def test_a_prompt_is_prefilled_once_for_all_its_samples(samples_of, watched):
 
 
 def test_prompts_are_prefilled_in_fixed_shapes_up_front(samples_of, watched, monkeypatch):
-  """Seven prompts, four of which are kept at once, in rows of 16 tokens, 32 and 64."""
+  """Seven prompts, at most four kept at once, are padded to 16, 32 or 64 tokens."""
   monkeypatch.setattr(slots, 'PREFILL_TOKENS', 64)
   monkeypatch.setattr(slots, 'SHORTEST_PREFILL', 16)
   prompts = [np.resize(prompt, size) for prompt, size in zip(PROMPTS, (1, 16, 17, 3, 33, 4, 64))]
@@ -373,8 +377,8 @@ def test_prompts_are_prefilled_in_fixed_shapes_up_front(samples_of, watched, mon
     assert_same_tokens(samples_of(counts, prompts, slots=8), [found[row]])
 
 
-def test_prompts_that_come_again_after_others_are_prefilled_again(decoding, mesh, watched):
-  """Eight questions in turn, four prompts kept: no row waits for a place that never gets free."""
+def test_prompts_that_were_dropped_are_prefilled_again(decoding, mesh, watched):
+  """Eight questions in turn with four prompts kept. No row waits forever for a free place."""
   spec, order = dataclasses.replace(SPEC, slots=3), [*range(8)] * 2
   prompts = [(*PROMPTS, PROMPTS[0])[i] for i in order]
   samples = [0] * 8 + [1] * 8
@@ -386,10 +390,10 @@ def test_prompts_that_come_again_after_others_are_prefilled_again(decoding, mesh
 @pytest.mark.parametrize(
   ('backend', 'limits', 'most', 'expected'),
   [
-    # As long as the rows need, and not as the limit.
+    # As long as the rows need, not as long as the limit.
     ('transposed', [4, 4, 300, 4, 4, 4], 4096, [128, 256, 512]),
-    ('transposed', [4, 4, 300, 300, 4], 4096, [128, 256, 512, 128]),  # given up when rows are short
-    # In whole blocks, as on accelerators: the 500 positions of the longest row are 512.
+    ('transposed', [4, 4, 300, 300, 4], 4096, [128, 256, 512, 128]),  # shrinks for short rows
+    # In whole blocks, as on accelerators: the 500 positions of the longest row become 512.
     ('dense', [4, 4, 430, 430, 4], 436, [128, 256, 512, 128]),
   ],
 )
@@ -401,7 +405,7 @@ def test_the_cache_follows_the_rows(generate, watched, backend, limits, most, ex
 
 @pytest.mark.full
 def test_the_cache_never_outgrows_the_limit(generate, watched):
-  """20 + 90 tokens are the limit, and not 128, the next power of two; nor are prompts 64 long."""
+  """The limit is 20 + 90 tokens, not the next power of two (128); prompts are not padded to 64."""
   found = generate([6], slots=1, max_prompt=20, max_response=90, eos_ids=(NEVER,))
   assert [shape for shape, _ in watched.prefills] == [(4, 20)]
   assert set(watched.caches) == {110}
@@ -409,8 +413,8 @@ def test_the_cache_never_outgrows_the_limit(generate, watched):
 
 
 @pytest.mark.full
-def test_the_last_rows_close_up_unless_attention_is_ragged(generate, watched, monkeypatch):
-  """32 slots, seven rows, then one that is left; or one program of each kind. The same tokens."""
+def test_the_last_rows_are_compacted_unless_attention_is_ragged(generate, watched, monkeypatch):
+  """Of 32 slots, seven and then one are in use. Compaction does not change the tokens."""
   widths, caches = watched.widths, watched.caches
   changes = dict(slots=32, max_response=300, eos_ids=(NEVER,))
   found = generate(limits=[1, 1, 1, 250, 80, 1, 1], **changes)
@@ -437,9 +441,9 @@ def test_cache_lengths_are_powers_of_two_and_the_limit(platform, longest, expect
 
 @pytest.mark.full
 def test_few_shapes_are_compiled(samples_of):
-  """Whatever the number of prompts, of samples and of rows refilled, and the temperature."""
+  """This holds for any number of prompts, samples and refilled rows, and any temperature."""
   with compilations.counted() as compiled:
-    spec = {'max_prompt': 63, 'slots': 5}  # of no other test
+    spec = {'max_prompt': 63, 'slots': 5}  # not used by any other test
     samples_of((3, 2, 3), **spec)
     samples_of((1, 5, 2, 4, 1, 1), distribution=token_sampling.Distribution(0.6), **spec)
   assert compiled.names == {'empty': 1, 'prefill': 1, 'insert': 1, 'decode': 1}
@@ -458,8 +462,8 @@ WINDOWED = dict(layers='s', window=20, logit_cap=2.0)
   ),
   ids=['float32', 'bfloat16', 'windows'],
 )
-def test_log_probabilities_are_the_trainers(params, mesh, changes, limit):
-  """Over 1,000 tokens of mixed lengths, with refills and caches of several lengths."""
+def test_log_probabilities_match_the_trainer(params, mesh, changes, limit):
+  """Compare over 1,000 tokens, with mixed row lengths, refills and several cache lengths."""
   config = dataclasses.replace(CONFIG, **changes)
   rng = np.random.default_rng(0)
   prompts = [rng.integers(0, 40, rng.integers(1, 60)).astype(np.int32) for _ in range(24)]

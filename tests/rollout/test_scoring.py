@@ -1,4 +1,4 @@
-"""Which stored trajectory a question replays, from scripted scores; no model."""
+"""Which stored trajectory a question replays, given scripted scores; and scoring in passes."""
 
 import jax
 import numpy as np
@@ -10,9 +10,9 @@ from exgrpo_jax.policy import model
 from exgrpo_jax.rollout import scoring
 from tests.helpers.tiny import SMALL
 
-# By trajectory, which its step names: its entropy and log-probability under the current policy.
+# Step of a trajectory -> its (entropy, log-probability) under the current policy.
 SCORES = {1: (2.0, -1.0), 2: (0.5, -3.0), 3: (0.1, -2.0), 4: (0.9, -0.5)}
-# How its two tokens have changed since; 4 has gained more on one, and lost more on the other.
+# Step -> the log-ratios of its two tokens. Of step 4, one token gained and one lost the most.
 LOG_RATIO = {1: (0.0, 0.0), 2: (-0.2, 0.1), 3: (-0.3, 0.0), 4: (-4.0, 9.0)}
 
 
@@ -24,7 +24,7 @@ STORED = ([trajectory(1)], [], [trajectory(2), trajectory(3), trajectory(4)])
 
 
 def pick(kind, stored=STORED, seed=0):
-  """(steps picked by group, their scores, how many were scored)."""
+  """Return (the picked step of each group, their scores, the number of scored trajectories)."""
   asked = []
 
   def score(candidates):
@@ -51,7 +51,7 @@ def pick(kind, stored=STORED, seed=0):
     ('newest', 4, 2),
   ],
 )
-def test_each_kind_picks_its_own_and_scores_no_more_than_it_needs(kind, step, scored):
+def test_each_rule_picks_its_trajectory_and_scores_only_what_it_needs(kind, step, scored):
   picked, scores, asked = pick(kind)
   assert picked == [1, None, step] and asked == scored and scores[1] is None
   for index, one in ((0, 1), (2, step)):
@@ -60,8 +60,8 @@ def test_each_kind_picks_its_own_and_scores_no_more_than_it_needs(kind, step, sc
   assert scores[2].candidate_entropies == rivals
 
 
-def test_what_has_a_wrong_step_is_left_out_where_something_else_is_stored():
-  """By group: one is valid, none is, the task cannot tell, nothing is stored."""
+def test_trajectories_with_a_wrong_step_are_left_out_if_others_are_valid():
+  """The groups: one valid trajectory, no valid one, no step checker, nothing stored."""
   steps = [[1, 2], [3, 4], [5], []]
   found = scoring.with_valid_steps(
     [[trajectory(step) for step in own] for own in steps],
@@ -71,12 +71,12 @@ def test_what_has_a_wrong_step_is_left_out_where_something_else_is_stored():
   assert [[one.step for one in own] for own in found] == [[2], [3, 4], [5], []]
 
 
-def test_costs_of_the_released_rule_are_those_by_hand():
-  """A window of four: of the two it shows 9 1 2 with a zero before them, and 8 .3 .5 .4."""
+def test_costs_of_the_released_rule_match_hand_computed_costs():
+  """A window of four entropies shows 0 9 1 2 of the first row and 8 .3 .5 .4 of the second."""
   first, second = [np.float32(own) for own in ([9, 1, 2], [7, 8, 0.3, 0.5, 0.4])]
-  # Each from its own length on, 2 and 3, as both are of the last eight.
+  # Each mean starts at the row's own length, 2 or 3, because both are among the last eight.
   assert released_costs([first, second], [2, 3], 4) == pytest.approx([1.5, 0.4])
-  # Of nine the last alone is: its length, 4, is the first one's too; the others start at 0.
+  # Of nine, only the last is. Its length, 4, also applies to the first; the others start at 0.
   costs = released_costs([first, second, *[first] * 7], [2, 3, *[2] * 6, 4], 4)
   assert costs == pytest.approx([-np.inf, 2.3, *[3.0] * 6, -np.inf])
 
@@ -92,13 +92,13 @@ def test_a_tie_goes_to_the_oldest():
     )[0] == [first], kind
 
 
-def test_a_random_pick_is_uniform_and_repeats_with_its_generator():
+def test_a_random_pick_is_uniform_and_determined_by_the_seed():
   picks = [pick('random', seed=seed)[0][2] for seed in range(300)]
   assert picks[:9] == [pick('random', seed=seed)[0][2] for seed in range(9)]
   assert ((np.bincount(picks)[2:] - 100) ** 2 / 100).sum() < 13.8  # chi-square, p = .001
 
 
-# ---- Scores of written responses do not depend on which rows share a forward pass ----
+# ---- Scores do not depend on which rows share a forward pass ----
 
 
 LIMIT = 80
@@ -112,7 +112,7 @@ def params(mesh):
 
 @pytest.fixture
 def score(params, mesh, monkeypatch):
-  """A function of a budget: the scores of rows of LENGTHS, and the shapes of the passes."""
+  """Return a function from tokens per pass to (rows, scores, shapes of the passes)."""
   rng = np.random.default_rng(0)
   rows = [
     (tokens[: len(tokens) // 3 + 1], tokens[len(tokens) // 3 + 1 :])
@@ -138,8 +138,8 @@ def score(params, mesh, monkeypatch):
 
 @pytest.mark.full
 @pytest.mark.usefixtures('large_passes')
-def test_passes_of_any_size_give_the_same_scores_to_every_row(score, params, mesh):
-  """Those of the row alone; a pass keeps to its tokens, or to one sequence of the longest row."""
+def test_scores_do_not_depend_on_the_size_of_passes(score, params, mesh):
+  """Scores equal those of single rows. A pass respects its token limit or has one long row."""
   rows, expected = score(1)[0], []
   for prompt, response in rows:
     tokens_T = np.concatenate([prompt, response])
@@ -153,8 +153,7 @@ def test_passes_of_any_size_give_the_same_scores_to_every_row(score, params, mes
       np.testing.assert_allclose(found, alone, atol=1e-5)
 
 
-def test_equal_rows_of_a_sequence_have_equal_scores(params, mesh):
-  """And no rows are none."""
+def test_equal_rows_in_a_sequence_have_equal_scores(params, mesh):
   one = np.zeros(3, np.int32)
   spec = scoring.ScoreSpec(SMALL, mesh, LIMIT, 80, 1.0, 64)
   with jax.set_mesh(mesh):

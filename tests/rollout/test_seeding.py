@@ -1,4 +1,4 @@
-"""Traces are read, and become successes in the buffer: matched, tokenised, graded, capped."""
+"""From trace files to successes in the buffer: reading, matching, tokenizing, grading, capping."""
 
 import dataclasses
 import json
@@ -31,7 +31,7 @@ def trace(question, response=None, tokens=None, logp=None, **fields):
 
 @pytest.fixture
 def propose(recorded):
-  """seeding.candidates of traces, on the recorded run's questions unless given others."""
+  """Call `seeding.candidates` on traces, by default with the recorded run's questions."""
 
   def propose(*found, data=None, limit=tiny.RESPONSE, overlong='refuse'):
     tokenizer = recorded.experiment.tokenizer
@@ -48,7 +48,7 @@ class Listed(list):
 
 
 def asking(recorded, *texts, prompt='q\n'):
-  """A QuestionSet of these texts."""
+  """Return a QuestionSet of these texts."""
   question = recorded.data.questions[0]
   return QuestionSet(
     spec='listed',
@@ -65,7 +65,7 @@ def test_copies_of_a_question_get_the_same_traces_unless_a_row_is_named(recorded
   for row, rows in ((None, [0, 2]), (2, [2]), (1, [0, 2])):
     found, counts = propose(trace('a', 'x', row=row), trace('c', 'x'), data=data)
     assert [candidate.row for candidate in found] == rows
-    assert counts == {'traces': 2, 'ask no training question': 1, 'too long': 0, 'repeated': 0}
+    assert counts == {'traces': 2, 'without a matching question': 1, 'too long': 0, 'repeated': 0}
 
 
 def test_a_response_ends_with_its_first_end_token(recorded, propose):
@@ -83,7 +83,7 @@ def test_a_response_ends_with_its_first_end_token(recorded, propose):
   assert found[2].logp.tolist() == [0, 1]
 
 
-def test_a_thought_that_the_prompt_has_begun_is_not_begun_again(recorded, propose):
+def test_a_think_tag_in_the_prompt_is_not_repeated(recorded, propose):
   tokenizer = recorded.experiment.tokenizer
   for prompt, text in ((f'q\n{THINK}', 'x</think>'), ('q\n', f'{THINK}x</think>')):
     data = asking(recorded, 'a', prompt=prompt)
@@ -101,12 +101,12 @@ def test_a_thought_that_the_prompt_has_begun_is_not_begun_again(recorded, propos
     (trace('2+0', tokens=[5] * 13), r'has 13 tokens, more than config\.rollout\.max_response=12'),
   ],
 )
-def test_what_cannot_be_replayed_is_refused(propose, found, message):
+def test_traces_that_cannot_be_replayed_are_refused(propose, found, message):
   with pytest.raises(InputError, match=message):
     propose(found)
 
 
-def test_overlong_traces_are_left_out_if_so_configured(propose):
+def test_overlong_traces_are_dropped_if_configured(propose):
   long = trace('2+0', tokens=[5] * 13)
   found, counts = propose(long, trace('2+0', '2'), overlong='drop')
   assert len(found) == counts['too long'] == 1
@@ -138,7 +138,7 @@ def test_the_newest_successes_of_a_question_and_the_last_correctness_are_kept(
   buffer = seeding.seeded(recorded.rollout, {}, kept, 'zero')
   stored = buffer.entries[3].trajectories
   assert [tokenizer.decode(t.tokens) for t in stored] == right[-tiny.STORED :]
-  expected = {3: 0.25, 6: 0.75}  # that of 3 beside a success which is no longer kept
+  expected = {3: 0.25, 6: 0.75}  # the correctness of 3 comes from a success that is no longer kept
   assert {row: entry.correctness for row, entry in buffer.entries.items()} == expected
   assert all((t.logp == 0).all() and (t.step, t.reward) == (0, 1) for t in stored)
 
@@ -147,12 +147,12 @@ def right_of(question):
   return next(text for n in range(99) if is_correct(text := str(n), str(question)))
 
 
-# ---- The columns that are read, and what a file may not hold ----
+# ---- The columns of trace files, and unusable files ----
 
 
 @pytest.fixture
 def parquet(tmp_path):
-  """Writes rows to a file in the test's folder; returns its path."""
+  """Return a function that writes rows to a Parquet file and returns its path."""
 
   def write(*rows):
     pq.write_table(pa.Table.from_pylist(list(rows)), tmp_path / 'x.parquet')
@@ -194,7 +194,7 @@ def test_tokens_and_their_log_probabilities_are_read_from_both_formats(jsonl, pa
     seeding.check_columns(path)
 
 
-def test_a_question_is_found_by_its_last_user_message():
+def test_a_question_is_matched_by_its_last_user_message():
   assert last_user_message([Message(**turn) for turn in CHAT]) == 'second'
 
 
@@ -232,13 +232,13 @@ GOOD = {'question': 'q', 'response': 'r'}
     pytest.param('{', r'not valid JSON \(', id='json'),
   ],
 )
-def test_a_row_that_cannot_be_used_is_refused_with_its_place(jsonl, row, message):
+def test_an_unusable_row_is_refused_with_its_line_number(jsonl, row, message):
   path = jsonl(json.dumps(GOOD), row)
   with pytest.raises(InputError, match=rf'train\.jsonl:2: .*{message}'):
     list(seeding.read(path))
 
 
-def test_a_file_that_cannot_be_used_is_refused(jsonl, parquet, tmp_path):
+def test_an_unusable_file_is_refused(jsonl, parquet, tmp_path):
   (tmp_path / 'cut.parquet').write_bytes(b'PAR1')
   for path, message in (
     (str(tmp_path / 'no.jsonl'), r'no\.jsonl: there is no such file'),

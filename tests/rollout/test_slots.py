@@ -1,4 +1,4 @@
-"""Slots: responses that go on, caches that are kept while a row has none, and routes."""
+"""Slots: resumed responses, caches kept between turns, and routes."""
 
 import collections
 import dataclasses
@@ -22,8 +22,8 @@ from tests.rollout.test_scheduler import SPEC as OF_ONE_TURN
 from tests.rollout.test_scheduler import assert_same_responses
 
 
-def test_every_row_is_in_a_pass_once_and_whole(one_device):
-  """Four of at most a quarter of the longest, and one that is longer."""
+def test_each_row_is_whole_in_exactly_one_pass(one_device):
+  """Rows up to a quarter of the maximum length fit the short shape; others need the long one."""
   rows = {name: np.full(length, name, np.int32) for name, length in enumerate((90, 256, 80, 1, 30))}
   found = {}
   for tokens_PT, segments, starts, _ in resuming.packed(rows, 256, 8, one_device):
@@ -38,7 +38,7 @@ def test_every_row_is_in_a_pass_once_and_whole(one_device):
   assert list(resuming.packed({}, 256, 8, one_device)) == []
 
 
-def test_rows_alone_are_laid_out_by_their_own_length_whatever_is_beside_them(one_device):
+def test_the_layout_of_unpacked_rows_depends_only_on_their_own_length(one_device):
   def places(lengths):
     passes = resuming.packed_passes(np.array(lengths), 256, 8, one_device, shares=False)
     return {lengths[row]: one.shape.length for one in passes for (row,) in one.sequences}, sum(
@@ -51,7 +51,7 @@ def test_rows_alone_are_laid_out_by_their_own_length_whatever_is_beside_them(one
 
 
 def test_rows_that_span_steps_are_packed_with_little_padding():
-  """A thousand of the paper's, on sixteen shards."""
+  """A thousand rows with the paper's lengths, on sixteen shards."""
   mesh = jax.sharding.AbstractMesh((16, 1, 1, 4), ('data', 'fsdp', 'expert', 'tensor'))
   drawn = np.random.default_rng(0).lognormal(np.log(1024), np.log(8) / 2.33, 1000)
   length_R = 150 + drawn.astype(int).clip(1, 8192)
@@ -63,14 +63,14 @@ def test_rows_that_span_steps_are_packed_with_little_padding():
   assert sum(one.shape.num_tokens for one in passes) < 1.05 * length_R.sum()
 
 
-# Keys and values of sixteen slots of which three are filled: with tokens 2 to 5 of the first of two
-# sequences of eight, with the first three of the second, and with its fifth.
+# Three of sixteen slots are filled from two packed sequences of eight tokens: with tokens 2 to 5 of
+# the first sequence, with the first three tokens of the second, and with its fifth token.
 SLOTS = 16
 SLOT, START, LENGTH = np.array([[9, 2, 4], [0, 8, 3], [SLOTS, 0, 5], [15, 12, 1]], np.int32).T
 
 
 def unpacked(size):
-  """A layer's arrays, by position along their axis S, and those that were packed."""
+  """Return a layer's arrays after unpacking, and the packed arrays, with axis S second."""
   rng = np.random.default_rng(0)
   key_PTGH, value_PTGH = rng.normal(size=(2, 2, 8, 2, 4)).astype(np.float32)
   layer = kv_cache.empty(SLOTS, 2, 4, size, 'float32')
@@ -100,7 +100,7 @@ def test_packed_rows_are_copied_to_their_slots(one_device, backend):
 
 
 def test_a_window_keeps_the_last_tokens_of_packed_rows(one_device):
-  """Three of four, token p in place p % 3."""
+  """Three of four tokens are kept, with token p in slot p % 3."""
   with decoding_by('transposed'), jax.set_mesh(one_device):
     layer, packed = unpacked(3)
   for x, new in zip(layer, packed, strict=True):
@@ -109,7 +109,7 @@ def test_a_window_keeps_the_last_tokens_of_packed_rows(one_device):
 
 
 @pytest.mark.full
-def test_on_a_tpu_the_packed_caches_of_all_layers_never_exist_at_once():
+def test_on_a_tpu_only_one_layers_packed_cache_exists_at_a_time():
   pytest.importorskip('libtpu')
   from exgrpo_jax.capacity import devices
 
@@ -126,20 +126,20 @@ def test_on_a_tpu_the_packed_caches_of_all_layers_never_exist_at_once():
   segments = packing.Segments(tokens_PT, tokens_PT)
   with jax.set_mesh(mesh):
     program = resuming.resume.lower(config, params, state, tokens_PT, segments, nothing).compile()
-  # Bytes of a layer's packed keys and values, which each chip has of all sequences.
+  # Bytes of a layer's packed keys and values of all sequences, as each chip stores them.
   layer = shape.num_tokens * 2 * config.head_size * 2
   assert len(re.findall(r' while\(', program.as_text())) == config.num_layers  # over own rows
   assert program.memory_analysis().temp_size_in_bytes < 2 * layer
 
 
-# ---- Turn after turn in the slot engine, with caches that are kept while a row has no slot ----
+# ---- Several turns in the slot engine, with parked caches ----
 
 
 CONFIG = dataclasses.replace(test_scheduler.CONFIG, num_layers=2)
 EPISODES, TURNS, TURN = 40, 3, 12
 SPEC = decode_loop.DecodeSpec(
   distribution=token_sampling.Distribution(),
-  slots=32,  # so that two are refilled together, and one goes on after its end until both have
+  slots=32,  # so that two slots are refilled together
   prompts=32,
   max_prompt=8,
   max_response=120,
@@ -158,13 +158,13 @@ def prompt(episode):
 
 
 def observation(episode, turn):
-  """Some with end tokens, one longer than what is decoded between two syncs."""
+  """Make an observation. Some contain end tokens, and one is longer than a sync's decoding."""
   rng = np.random.default_rng([episode, turn])
   return rng.integers(0, CONFIG.vocab_size, 70 if episode == turn else 1 + episode % 6, np.int32)
 
 
 def play(params, mesh, parked, delay=lambda _: 0, config=CONFIG, keeps_routes=False, drafts='0'):
-  """The last response of each episode: its turns, with what was observed after each."""
+  """Play all episodes and return each one's final response, including observations."""
   found, turns, waiting, syncs = {}, collections.Counter(), [], collections.Counter()
   episodes = list(range(EPISODES))  # of each request
 
@@ -203,7 +203,7 @@ def play(params, mesh, parked, delay=lambda _: 0, config=CONFIG, keeps_routes=Fa
 
 @pytest.fixture
 def resumed(monkeypatch):
-  """How many rows each call of `resume` fills."""
+  """Record how many rows each call of `resume` fills."""
   counts, resume = [], resuming.resume
 
   def watched(config, params, state, tokens_PT, segments, insertion, routes_PTLC):
@@ -218,13 +218,13 @@ def resumed(monkeypatch):
 @pytest.mark.parametrize(
   'layers', tiers.full_after_first(['f', 'sf', 's'])
 )  # windows shorter than a turn's observation
-def test_a_cache_that_was_kept_says_what_one_computed_again_says(params, mesh, resumed, layers):
+def test_parked_caches_give_the_same_responses_as_prefilling_again(params, mesh, resumed, layers):
   config = dataclasses.replace(CONFIG, layers=layers, window=9 if 's' in layers else 0)
   again, computed = play(params, mesh, parked=0, config=config), sum(resumed)
   resumed.clear()
   kept = play(params, mesh, parked=30, config=config)
   assert computed == EPISODES * (TURNS - 1)
-  assert sum(resumed) == (EPISODES - 30) * (TURNS - 1)  # of those without room
+  assert sum(resumed) == (EPISODES - 30) * (TURNS - 1)  # episodes that were not parked
   assert_same_responses(kept, again, 1e-5)
 
 
@@ -237,7 +237,7 @@ def test_the_order_of_answers_changes_no_bit(params, mesh):
 
 @pytest.mark.full
 @pytest.mark.parametrize('drafts', ['0', '3'])
-def test_the_parts_in_which_turns_are_decoded_change_no_bit(params, mesh, monkeypatch, drafts):
+def test_decoding_turns_in_parts_changes_no_bit(params, mesh, monkeypatch, drafts):
   """Observations are read in parts, too."""
   expected = play(params, mesh, parked=EPISODES, drafts=drafts)
   monkeypatch.setattr(scheduler, '_PART', 0)
@@ -246,7 +246,7 @@ def test_the_parts_in_which_turns_are_decoded_change_no_bit(params, mesh, monkey
 
 @pytest.mark.full
 @pytest.mark.parametrize('backend', ['dense', 'ragged'])
-def test_caches_of_accelerators_are_kept_too(params, mesh, backend):
+def test_parking_works_with_accelerator_caches(params, mesh, backend):
   expected = play(params, mesh, parked=0)
   with decoding_by(backend), plain_kernel():
     found = play(params, mesh, parked=EPISODES)
@@ -276,7 +276,7 @@ def others(routed):
 
 
 def of_the_router(routed, mesh, tokens_T):
-  """What the router chooses in one pass over a row."""
+  """Return the router's choices in one pass over a row."""
   decoding = model.decode_layout(EXPERTS, routed, sharding.Meshes(mesh, mesh))
   prefill = jax.jit(model.prefill, static_argnums=(0, 4))
   padded_BT = np.pad(tokens_T, (0, 160 - len(tokens_T)))[None]
@@ -286,8 +286,8 @@ def of_the_router(routed, mesh, tokens_T):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize('parked', [0, 30])  # caches computed again after a turn, or mostly kept
-def test_every_token_of_a_row_has_the_routers_choice(routed, one_device, parked):
+@pytest.mark.parametrize('parked', [0, 30])  # no episodes parked, or most of them
+def test_every_token_stores_the_routers_choice(routed, one_device, parked):
   found = play(routed, one_device, parked, config=EXPERTS, keeps_routes=True)
   for episode in (0, 1, 7, 35):
     response = found[episode]
@@ -297,8 +297,8 @@ def test_every_token_of_a_row_has_the_routers_choice(routed, one_device, parked)
 
 
 @pytest.mark.full
-def test_resumed_responses_keep_their_routes_and_scoring_follows_them(routed, others, one_device):
-  """Tokens of an earlier policy stay with its experts, as the cache that later ones see."""
+def test_resumed_responses_keep_their_routes_and_scoring_uses_them(routed, others, one_device):
+  """Tokens from an earlier policy keep its experts in the cache and in later passes."""
   mesh = one_device
   spec = dataclasses.replace(test_scheduler.SPEC, keeps_routes=True, slots=2, eos_ids=(40,))
   prompts = test_scheduler.PROMPTS[:4]
@@ -310,7 +310,7 @@ def test_resumed_responses_keep_their_routes_and_scoring_follows_them(routed, ot
 
   limits = [3, 12, 12, 12]
   begun = sample(routed, limits=limits, resumes=True, on_finish=lambda *_: True)
-  assert {len(one.tokens) for one in begun} == {0, 3}  # two began, one of them is complete
+  assert {len(one.tokens) for one in begun} == {0, 3}  # two have begun, and one of them is complete
   unfinished = [dataclasses.replace(one, is_complete=False) for one in begun]
   whole = sample(others, resumes=True, begun=unfinished)
   rows = [(prompt, one.tokens) for prompt, one in zip(prompts, whole)]
@@ -328,10 +328,10 @@ def test_resumed_responses_keep_their_routes_and_scoring_follows_them(routed, ot
     return [np.abs(logp - one.logp)[start:].max() for logp, one, start in zip(logps, whole, new)]
 
   assert max(gaps(known)) < 1e-5
-  assert max(gaps([None] * 4)[:2]) > 1e-3  # of rows that two policies wrote
+  assert max(gaps([None] * 4)[:2]) > 1e-3  # rows with tokens from both policies
 
 
-def test_what_is_known_stays_and_what_was_found_fills_the_rest():
+def test_known_routes_are_kept_and_recorded_routes_fill_the_rest():
   begun_TLC = np.array([[[1, 2]], [[NONE, NONE]]], np.uint8)
   found_SLC = np.array([[[5, 6]], [[3, 4]], [[7, 0]], [[9, 9]]], np.uint8)
   whole_TLC = routes.completed(begun_TLC, found_SLC, cached=3, length=4)

@@ -35,7 +35,7 @@ def rows_of(plan):
 
 
 def changed(rollout, **configs):
-  """The setup with other values in some configs, as in replay_config={'ratio': 0.25}."""
+  """Return the setup with changed configs, for example replay_config={'ratio': 0.25}."""
   return dataclasses.replace(
     rollout,
     **{
@@ -63,7 +63,7 @@ def params(chosen):
 # ---- Plan ----
 
 
-def test_with_fewer_than_a_steps_questions_left_the_stream_reads_retired_ones(recorded):
+def test_the_stream_reads_retired_questions_if_too_few_others_are_left(recorded):
   size = len(recorded.data.questions)
   for num_retired, reads in ((size - Q, False), (size - Q + 1, True)):
     retired = dict.fromkeys(range(num_retired), 0)
@@ -90,13 +90,13 @@ def test_groups_are_shuffled_by_seed_and_step(recorded):
   def generator(purpose, place):
     return np.random.default_rng(np.random.SeedSequence(tiny.SEED, spawn_key=(purpose, place)))
 
-  read = generator(7, 0).permutation(tiny.POOL)[:Q]  # as the stream gives them in epoch 0
-  order = generator(5, 1).permutation(Q)  # of the groups of step 1
+  read = generator(7, 0).permutation(tiny.POOL)[:Q]  # the stream's order in epoch 0
+  order = generator(5, 1).permutation(Q)  # the order of step 1's groups
   assert rows_of(first) == read[order].tolist()
 
 
 def test_a_group_that_an_earlier_step_began_keeps_a_stored_response(recorded, chosen, params):
-  """It has K - 1 responses, so it needs one: the nearest, if all have drifted too far."""
+  """It has only K - 1 fresh responses. If all stored ones drifted too far, it keeps the nearest."""
   begun = [len(own) > 1 for own in chosen.plan.candidates].index(True) + 1
   plan = dataclasses.replace(chosen.plan, partial_groups=(None,) * begun)
   assert any(plan.candidates[begun:])
@@ -105,7 +105,7 @@ def test_a_group_that_an_earlier_step_began_keeps_a_stored_response(recorded, ch
     for p, own in zip(plan.prompts, plan.candidates)
   ]
   least, *_, most = sorted(drifts[begun - 1])
-  for limit in (-1.0, (least + most) / 2):  # none is near, or not all of the last begun group's
+  for limit in (-1.0, (least + most) / 2):  # all drifted too far, or some of the last begun group's
     gate = {'question_selection': 'headroom_drift', 'max_drift': limit}
     admitted = stages.admit(changed(recorded.rollout, replay_config=gate), params, plan)
     for group, (own, found) in enumerate(zip(plan.candidates, drifts)):
@@ -117,11 +117,11 @@ def test_a_group_that_an_earlier_step_began_keeps_a_stored_response(recorded, ch
 
 
 @pytest.mark.parametrize(
-  ('missing', 'drawn', 'written'),
+  ('missing', 'drawn', 'expected'),
   [(0, 20, []), (1, 20, [10, 18]), (1, 21, [18]), (1, 28, [18])],  # at most 10 steps old
 )
 def test_a_begun_group_has_stored_responses_that_were_new_enough_when_it_was_drawn(
-  recorded, missing, drawn, written
+  recorded, missing, drawn, expected
 ):
   rollout = changed(recorded.rollout, replay_config={'max_age': 10.0})
   step = next(step for step in recorded.steps.values() if step.buffer.entries)
@@ -131,14 +131,14 @@ def test_a_begun_group_has_stored_responses_that_were_new_enough_when_it_was_dra
   own = (EMPTY_RESPONSE,) * (K - missing)
   group = PartialGroup(row, drawn=drawn, is_drawn=True, responses=own, verdicts=())
   plan = stages.plan_step(rollout, buffer, Cursor(), 29, (group,))
-  assert [one.step for one in plan.candidates[0]] == written
+  assert [one.step for one in plan.candidates[0]] == expected
 
 
 # ---- Pick among stored trajectories ----
 
 
 def test_the_trajectory_of_lowest_entropy_is_replayed_with_its_scores(recorded, chosen, params):
-  """Held to all logits in float64; docs/algorithm.md."""
+  """Compare with values from all logits in float64; see docs/algorithm.md."""
   replays, all_scores = stages.pick_replays(recorded.rollout, params, chosen.plan)
   groups = zip(chosen.plan.prompts, chosen.plan.candidates, replays, all_scores, strict=True)
   for prompt, stored, picked, scores in groups:
@@ -157,10 +157,10 @@ def test_the_trajectory_of_lowest_entropy_is_replayed_with_its_scores(recorded, 
       np.testing.assert_allclose(scores.weight, w / (w + 0.1), atol=1e-5)
 
 
-def test_what_has_a_wrong_step_is_not_replayed_where_there_is_another(
+def test_a_trajectory_with_a_wrong_step_is_not_replayed_if_another_is_valid(
   recorded, chosen, params, monkeypatch
 ):
-  """The checker finds right steps only in what the entropies alone would choose last."""
+  """The checker accepts only the trajectories that the entropy rule would choose last."""
   decode = recorded.rollout.tokenizer.decode
   other_way = changed(recorded.rollout, replay_config={'trajectory_selection': 'highest_entropy'})
   last, _ = stages.pick_replays(other_way, params, chosen.plan)
@@ -176,7 +176,7 @@ def test_what_has_a_wrong_step_is_not_replayed_where_there_is_another(
 def test_the_released_rule_compares_padding_and_prompts_by_the_lengths_of_the_last_eight(
   recorded, chosen, params, monkeypatch
 ):
-  """Held to all logits: a window of the longest response, right-aligned, from another's end on."""
+  """The expected cost averages right-aligned entropies from another response's length on."""
   rollout = changed(recorded.rollout, replay_config={'trajectory_selection': 'released'})
   stored = [
     (prompt, one) for prompt, own in zip(chosen.plan.prompts, chosen.plan.candidates) for one in own
@@ -205,7 +205,7 @@ def test_the_released_rule_compares_padding_and_prompts_by_the_lengths_of_the_la
       assert picked is own[int(np.argmin([next(costs) for _ in own]))]
 
 
-def test_shaped_weights_are_those_of_the_shaping(recorded, chosen, params):
+def test_weights_follow_the_configured_shaping(recorded, chosen, params):
   paper, normalised = (
     stages.pick_replays(
       changed(recorded.rollout, objective_config={'shaping': shaping}), params, chosen.plan
@@ -230,13 +230,13 @@ def test_without_importance_correction_a_replay_has_the_log_probabilities_of_the
       continue
     logp, _ = recorded.values_of(chosen.params, prompt, stored.tokens)
     np.testing.assert_allclose(rescored.logp, logp, atol=1e-4)
-    assert dataclasses.replace(rescored, logp=stored.logp) == stored  # the rest stays
+    assert dataclasses.replace(rescored, logp=stored.logp) == stored  # the rest is unchanged
     moved = max(moved, np.abs(stored.logp - logp).max())
   assert moved > 0.01
 
 
 @pytest.mark.usefixtures('large_passes')
-def test_a_forward_pass_that_scores_keeps_to_the_tokens_of_a_microbatch(recorded, monkeypatch):
+def test_a_scoring_pass_has_at_most_a_microbatch_of_tokens(recorded, monkeypatch):
   config = recorded.experiment.config
   microbatch = dataclasses.replace(config.microbatch, tokens=4 * tiny.LENGTH + 1)
   opened = dataclasses.replace(
@@ -259,7 +259,7 @@ def test_a_forward_pass_that_scores_keeps_to_the_tokens_of_a_microbatch(recorded
 
 @pytest.fixture(scope='module')
 def generation(recorded, chosen, params):
-  """(responses, what the grader was given by (group, sample)); the first question's are sums."""
+  """Return (responses, submissions by (group, sample)). The first question is a sum."""
   submitted, rollout = {}, recorded.rollout
   first, *others = chosen.plan.questions
   questions = (dataclasses.replace(first, source='arithmetic'), *others)
@@ -271,19 +271,19 @@ def generation(recorded, chosen, params):
 
 @pytest.fixture(scope='module')
 def responses(generation):
-  """Generated responses, by group."""
+  """The generated responses, by group."""
   return generation[0]
 
 
 def test_each_response_is_submitted_to_the_grader_with_its_questions_answer(
   recorded, chosen, generation
 ):
-  """A replayed question has one response fewer; steps are checked where the task can."""
+  """A replayed question has one response fewer. Steps are checked if the task supports it."""
   responses, submitted = generation
   decode = recorded.experiment.tokenizer.decode
   counts = [K - 1 if stored else K for stored in chosen.plan.candidates]
   assert [len(group) for group in responses] == counts and {*counts} == {K - 1, K}
-  row = chosen.plan.questions[0].row  # which asks for the sum of it and 0
+  row = chosen.plan.questions[0].row  # this question asks for row + 0
   for g, group in enumerate(responses):
     for k, response in enumerate(group):
       given = submitted.pop((g, k))
@@ -325,7 +325,7 @@ def at_step(plan, step):
   return dataclasses.replace(plan, step=step)
 
 
-def test_a_sampler_that_is_off_stops_the_run(recorded, chosen, params, responses):
+def test_a_large_mismatch_with_the_sampler_stops_the_run(recorded, chosen, params, responses):
   wrong = [
     [dataclasses.replace(response, logp=response.logp - 0.25) for response in group]
     for group in responses
@@ -349,7 +349,7 @@ def test_a_sampler_that_is_off_stops_the_run(recorded, chosen, params, responses
   assert mismatch['rollout_mismatch/logprob_max'] == pytest.approx(0.25, abs=1e-3)
 
 
-def test_a_log_probability_that_is_not_a_number_stops_the_run(recorded, chosen, params, responses):
+def test_a_nan_log_probability_stops_the_run(recorded, chosen, params, responses):
   (first, *others), *other_groups = responses
   broken = [[dataclasses.replace(first, logp=first.logp * np.nan), *others], *other_groups]
   with pytest.raises(InputError, match='by up to nan nats'):
@@ -359,9 +359,7 @@ def test_a_log_probability_that_is_not_a_number_stops_the_run(recorded, chosen, 
 # ---- Grade ----
 
 
-def test_verdicts_are_in_the_order_of_the_responses_whichever_came_first(
-  recorded, chosen, responses
-):
+def test_verdicts_are_in_the_order_of_the_responses_not_of_arrival(recorded, chosen, responses):
   expected = [[10.0 * g + k for k in range(len(group))] for g, group in enumerate(responses)]
   verdicts = {
     (g, k): Verdict(reward, 'wrong')
@@ -447,7 +445,7 @@ def test_padding_is_the_pad_token_on_the_right_to_a_bucketed_length(recorded, ch
 
 
 def test_only_fresh_rows_of_the_batch_have_tis_weights(recorded, chosen, monkeypatch):
-  """The trainer's probabilities are 1.2 or 2 times the sampler's, by turns; the limit is 1.5."""
+  """The trainer's probabilities are alternately 1.2 and 2 times the sampler's; the limit is 1.5."""
   rollout = changed(
     recorded.rollout, objective_config={'old_logprobs': 'recompute', 'tis_limit': 1.5}
   )
@@ -468,7 +466,7 @@ def test_only_fresh_rows_of_the_batch_have_tis_weights(recorded, chosen, monkeyp
   assert (chosen.batch.term_weight_BT == 1).all()  # without a limit
 
 
-def test_truncated_responses_have_no_weight_but_their_rewards_and_rows_count(recorded, chosen):
+def test_truncated_responses_are_masked_but_keep_their_rows_and_rewards(recorded, chosen):
   rollout = changed(recorded.rollout, objective_config={'mask_truncated': True})
   responses = [
     [dataclasses.replace(one, truncated=(g + k) % 3 == 0) for k, one in enumerate(group)]
@@ -484,7 +482,7 @@ def test_truncated_responses_have_no_weight_but_their_rewards_and_rows_count(rec
 # ---- Samplers ----
 
 
-def test_the_stages_take_any_sampler(recorded):
+def test_the_stages_work_with_any_sampler(recorded):
   def script(request):
     return [request.question, request.sample] * (1 + request.sample)
 

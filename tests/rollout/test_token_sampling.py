@@ -1,4 +1,4 @@
-"""Draws follow the configured distribution, with the log-probability and entropy of it."""
+"""Draws follow the configured distribution and report its log-probability and entropy."""
 
 import functools
 
@@ -19,14 +19,14 @@ _draw = jax.jit(token_sampling.sample_token, static_argnums=0)
 
 @functools.cache
 def _uniforms():
-  """Of samples of questions, three tokens each: float32 [12,000, 2]."""
+  """Return the uniforms for three tokens of many samples: float32 [12,000, 2]."""
   row_B = np.arange(12_000)
   key_B = randomness.row_keys(jax.random.key(5), row_B // 8, row_B % 8)
   return np.asarray(randomness.uniforms(key_B, row_B % 3))
 
 
 def expected(config, logits_V):
-  """The truncated distribution token by token, in NumPy: top-k, then top-p, then min-p."""
+  """Truncate token by token in NumPy: top-k, then top-p, then min-p."""
   p_V = scipy.special.softmax(logits_V / (config.temperature or 1.0))
   order = np.argsort(-p_V, kind='stable')
   kept = list(order[: config.top_k or None])
@@ -70,7 +70,7 @@ def test_draws_follow_the_distribution(config, size):
   p_V = expected(config, logits_V)
   count_V = np.bincount(token_B, minlength=size)
   assert count_V[p_V == 0].sum() == 0
-  # Rare tokens are one class, for the statistic needs an expected count of five in each.
+  # Rare tokens form one class, because the test needs an expected count of five per class.
   rare_V = (count * p_V < 5) & (p_V > 0)
   common_V = (p_V > 0) & ~rare_V
   classes = [np.append(x[common_V], x[rare_V].sum()) for x in (count_V, count * p_V)]
@@ -94,7 +94,7 @@ def test_greedy_is_argmax_with_log_probability_and_entropy_at_temperature_1(size
 
 @pytest.mark.full
 def test_ties_are_kept_together():
-  """Where one of two tokens with equal logits is kept, so is the other."""
+  """If one of two tokens with equal logits is kept, the other is kept too."""
   tied_V = np.array([[1.0, 3.0, 2.0, 2.0, 0.0]], np.float32)
   for config in (token_sampling.Distribution(top_k=2), token_sampling.Distribution(top_p=0.7)):
     kept_V = np.isfinite(token_sampling.truncate(config, tied_V))[0]
@@ -131,7 +131,7 @@ def test_the_draw_inverts_the_cumulative_sum():
 
 @pytest.mark.full
 def test_rounding_never_draws_an_impossible_token():
-  """A parallel cumulative sum in float32 may grow at a weight of 0: draw exactly there."""
+  """A parallel float32 cumulative sum may grow at a weight of 0. Draw exactly there."""
   rng = np.random.default_rng(0)
   weight_BN = np.float32(rng.exponential(size=(500, 5000)) * (rng.random((500, 5000)) < 0.5))
   cumulative_BN = np.array(jnp.cumsum(weight_BN, axis=-1))
