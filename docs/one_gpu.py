@@ -29,7 +29,7 @@ exgrpo train --config=one_gpu:qwen2_5_1_5b,40gb,gsm8k --workdir=/tmp/run
 
 `doctor` lists the machine's hardware, its software and what is missing, and suggests a config that
 fits. `smoke_gpu` trains a small model to check that training works on the GPU at all. After
-`one_gpu:`, pass a model, a memory size and a data set in any order. The default is Qwen2.5-0.5B on
+`one_gpu:`, pass a model, a memory size and a dataset in any order. The default is Qwen2.5-0.5B on
 24 GB with GSM8K. A run takes 200 steps of 32 questions, with 8 responses to each question. A
 response has at most 1,024 tokens with GSM8K, and at most 3,072 tokens with MATH.
 
@@ -70,7 +70,7 @@ exgrpo capacity --config=one_gpu:40gb --device=h100 --fit --config.rollout.max_r
 
 
 def row(model: str, memory: str, data: str) -> str:
-  """Return the table row for a model, a memory size and a data set."""
+  """Return the table row for a model, a memory size and a dataset."""
   if (model, memory, data) not in one_gpu.FITS:
     return f'| {model} | {memory} | {data} | — | — | — | does not fit |'
   config = parse_config(config_files.load_config(f'one_gpu:{model},{memory},{data}'))

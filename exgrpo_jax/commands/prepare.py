@@ -1,4 +1,4 @@
-"""Turn a public data set into training questions in verl's columns, or download a small model.
+"""Turn a public dataset into training questions in verl's columns, or download a small model.
 
 exgrpo prepare --data=Elliott/Openr1-Math-46k-8192:train --out=openr1.parquet
 exgrpo prepare smollm2 --out=SmolLM2-135M-Instruct
@@ -89,7 +89,7 @@ def run() -> None:
     command_line.run(_smollm2, lambda: command_line.define_path('out', meaning))
   elif word and not word.startswith('-'):
     command_line.refuse(
-      InputError(f"'{word}': only smollm2 can be prepared by name. Pass data sets with --data.")
+      InputError(f"'{word}': only smollm2 can be prepared by name. Pass datasets with --data.")
     )
   else:
     command_line.run(main, define_flags)

@@ -93,8 +93,8 @@ def read(path: str) -> Iterator[Trace]:
     lowest = np.finfo(np.float32).min
     if logp is not None and not np.all(is_valid := (logp <= 0) & (logp >= lowest)):  # nor NaN
       raise InputError(
-        f'{place}: {_LOGP} contains {logp[~is_valid][0]}. Use finite log-probabilities in nats, '
-        'which are at most 0.'
+        f'{place}: {_LOGP} contains {logp[~is_valid][0]}. Log-probabilities must be finite, in '
+        'nats, and at most 0.'
       )
     correctness = values.get(_CORRECTNESS)
     is_number = isinstance(correctness, (int, float)) and not isinstance(correctness, bool)
