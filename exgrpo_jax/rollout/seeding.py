@@ -84,7 +84,7 @@ def check_columns(path: str) -> None:
 
 
 def read(path: str) -> Iterator[Trace]:
-  """Yield a jsonl or parquet file's traces; raise InputError if the file or a row is unusable."""
+  """Yield the traces in a jsonl or parquet file; raise InputError if any of it is unusable."""
   for place, values in _rows(path):
     tokens = _numbers(values.get(_TOKENS), _TOKENS, place)
     if tokens is not None and not np.issubdtype(tokens.dtype, np.integer):
@@ -267,7 +267,7 @@ def _tokens(trace: Trace, prompt: np.ndarray, tokenizer: Tokenizer) -> np.ndarra
   if trace.logp is not None and len(trace.logp) != len(tokens):
     raise InputError(
       f'{trace.place}: logp has {len(trace.logp)} numbers, but the response has {len(tokens)} '
-      "tokens, including the end token. Add a field 'tokens' with these tokens, or leave out logp."
+      "tokens, including the end token. Add a 'tokens' field with these tokens, or leave out logp."
     )
   return up_to_end(tokens, tokenizer)
 

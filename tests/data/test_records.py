@@ -91,7 +91,7 @@ def test_gsm8k_answers(config, jsonl, answer, truth, solution):
     *(
       (
         {'question': [{'role': role, 'content': 'x'} for role in roles], 'answer': 'a'},
-        r"train\.jsonl:2: 'question' has no message with the role 'user'",
+        r"train\.jsonl:2: 'question' has no message with the 'user' role",
       )
       for roles in (['system'], ['system', 'assistant'], ['assistant'])
     ),
