@@ -340,7 +340,7 @@ def _options(layout: Layout, row: Mapping[str, Any], place: str) -> list[str]:
     raise InputError(
       f"{place}: field '{layout.options}' is {reprlib.repr(found)}. It must be a list of 2 to 26 "
       'options to choose from, each text or a number. Correct it, or end the data spec with '
-      f'{{question={layout.question}}} to add no options.'
+      f'{{question={layout.question}}} to leave the options out.'
     )
   return given
 

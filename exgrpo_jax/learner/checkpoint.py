@@ -171,7 +171,7 @@ class CheckpointConfig:
   every: int = setting(
     50, '[1, inf)', 'number of steps between checkpoints; the last step is always saved', AUTHORS
   )
-  keep: int = setting(2, '[1, inf)', 'the number of newest checkpoints to keep', AUTHORS)
+  keep: int = setting(2, '[1, inf)', 'the number of most recent checkpoints to keep', AUTHORS)
 
 
 class DamagedError(Exception):

@@ -236,7 +236,7 @@ def candidates(
     raise InputError(
       f'{source}: the experience contains {counted(counts["traces"], "trace")}, but none of them '
       f'matches a question in {data.spec}. Questions are matched by the text of their last user '
-      'message. Make these texts match.'
+      'message. Make sure this text is the same in both.'
     )
   if not kept:
     raise InputError(

@@ -107,7 +107,7 @@ def _check_numbers(values: Any, *shapes: tuple[int, ...]) -> None:
   """Raise ValueError unless these are numbers in one of the `shapes`; -inf is a log weight."""
   if np.shape(values) not in shapes or not np.all(np.asarray(values, float) < np.inf):
     wanted = ' or '.join(str(list(shape)) for shape in shapes)
-    raise ValueError(f'it returned {reprlib.repr(values)}, not numbers in the shape {wanted}')
+    raise ValueError(f'it returned {reprlib.repr(values)}, not numbers of shape {wanted}')
 
 
 def _check_types(function: Any, inputs: Sequence[jax.ShapeDtypeStruct], expected: Any) -> None:

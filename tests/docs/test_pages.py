@@ -375,7 +375,7 @@ TABLES = {
     ('objective.baseline', lambda reward_QK: reward_QK, 'takes 1 positional argument'),
     ('optimizer.schedule', lambda peak, _: lambda count: peak / (count + 1), None),
     ('optimizer.schedule', lambda peak, _: peak, 'not callable'),
-    ('optimizer.schedule', lambda _, __: lambda ___: np.inf, 'not numbers in the shape'),
+    ('optimizer.schedule', lambda _, __: lambda ___: np.inf, 'not numbers of shape'),
     ('optimizer.name', lambda _: optax.scale_by_rms(), None),
     ('optimizer.name', lambda _: contrib.muon(-1.0), None),
     ('optimizer.name', lambda _: contrib.scale_by_muon(), 'pytree structure error'),
