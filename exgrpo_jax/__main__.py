@@ -17,16 +17,16 @@ COMMANDS = {
   'Inspect': {
     'report': 'show a run as one HTML page, down to every token',
     'generate': 'print responses to a prompt',
-    'data': 'show a data set as a model sees it, or prefilter its questions',
+    'data': 'show a dataset as a model sees it, or prefilter its questions',
     'verify': 'explain why a response was judged correct or wrong',
   },
   'Measure': {
-    'evaluate': "measure a policy's pass@1, avg@k and pass@k on data sets or a suite",
+    'evaluate': "measure a policy's pass@1, avg@k and pass@k on datasets or a suite",
     'capacity': 'estimate what fits on a TPU slice or a GPU, without needing one',
     'doctor': "report this machine's hardware and problems, and a config that fits it",
   },
   'Convert': {
-    'prepare': 'turn a public data set into training questions, or download a small model',
+    'prepare': 'turn a public dataset into training questions, or download a small model',
     'export': "write a run's policy or a GGUF file as a Hugging Face folder",
   },
 }

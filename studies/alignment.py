@@ -32,7 +32,7 @@ from exgrpo_jax.training.run import Run
 class Alignment:
   """A callback that compares gradients in some steps without changing the run.
 
-  The held-out questions come from the first data set in config.data.validation or, if this setting
+  The held-out questions come from the first dataset in config.data.validation or, if this setting
   is empty, in config.data.evaluation.
   """
 
@@ -70,7 +70,7 @@ class Alignment:
     if len(data.questions) < self.questions:
       raise InputError(
         f'{given} needs {self.questions} distinct questions for a comparison, but {data.spec} has '
-        f'only {counted(len(data.questions), "question")}. Use a larger data set.'
+        f'only {counted(len(data.questions), "question")}. Use a larger dataset.'
       )
 
   def collect(self, run: Run, params: model.Params, step: int) -> Batch:

@@ -350,7 +350,7 @@ def restore_newest(
     raise InputError(
       f'{manager.directory}: none of the checkpoints can be read. '
       + ' '.join(f'Step {step}: {problem}.' for step, problem in damaged.items())
-      + ' Restore a copy of a checkpoint, or use another --workdir.'
+      + ' Restore a checkpoint from a backup, or use another --workdir.'
     )
   return None
 
@@ -407,7 +407,7 @@ def restore_buffer(workdir: str) -> tuple[Buffer, int]:
   try:
     restored = _read(path, sums=ocp.args.JsonRestore(), buffer=FolderArgs(buffer_files.read))
   except DamagedError as error:
-    raise InputError(f'{path} is damaged ({error}). Restore a copy of it.') from error
+    raise InputError(f'{path} is damaged ({error}). Restore it from a backup.') from error
   _check_format(path, restored['sums'])
   return restored['buffer'], step
 

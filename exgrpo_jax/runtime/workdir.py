@@ -97,8 +97,8 @@ def _lock(file: BinaryIO, wait: bool = False) -> bool:
     if error.errno not in _UNSUPPORTED:
       raise
     hosts.warn(
-      f'{file.name}: this file cannot be locked ({error}). Make sure that no other process '
-      'writes to its folder.'
+      f'{file.name}: this file cannot be locked ({error}). Make sure no other process is '
+      'writing to its folder.'
     )
   return True
 
@@ -183,7 +183,7 @@ _LOCAL_ROPE = dict(
 def check_workdir(values: ConfigDict, workdir: str) -> None:
   """Raise InputError if the workdir belongs to a run with another config.
 
-  A start that never finished a step does not own the workdir: see `has_begun` and
+  A run that never finished a step does not own the workdir: see `has_begun` and
   `release_workdir`. The settings in `FREE` may change, and so may num_steps and num_epochs
   unless the learning rate's schedule depends on them; such changes are printed.
   """

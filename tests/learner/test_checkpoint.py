@@ -221,7 +221,7 @@ def repair(workdir, tmp_path):
 def test_a_storage_failure_is_an_error_but_not_damage(workdir, like, monkeypatch, capsys):
   waits = []
   monkeypatch.setattr(time, 'sleep', waits.append)
-  message = r'checkpoints/5 could not be read in 4 attempts .*\[Errno 5\]'
+  message = r'checkpoints/5 could not be read after 4 attempts .*\[Errno 5\]'
   assert_refused(workdir, like, message, status=1)
   assert waits == [1.0, 4.0, 10.0] and capsys.readouterr().err.count('; next attempt in ') == 3
 
