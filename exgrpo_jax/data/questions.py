@@ -173,7 +173,7 @@ def load(config: DataConfig, spec: str) -> Dataset:
 
 
 def _files(config: DataConfig, spec: str, base: str) -> tuple[list[RowFile], str]:
-  """Return a spec's files and the source for rows without a source column ('' means its name).
+  """Return a spec's files and the source for rows without a source column ('': the file name).
 
   The spec must not name an embedded task.
   """

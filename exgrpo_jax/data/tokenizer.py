@@ -29,7 +29,7 @@ _BYTES = 256  # byte-fallback pieces of a trained model, for characters not in i
 _RESERVED = 4  # reserved pieces of a trained model: padding, end, unknown, newline
 # Tags that mark the parts of a response. They are kept as text, even if they are special tokens.
 _TAGS = frozenset(f'<{end}{tag}>' for end in ('', '/') for tag in ('think', 'tool_call', 'answer'))
-# JSON files next to tokenizer.json that are read. Of the rest, only the chat template is read.
+# JSON files next to tokenizer.json that are parsed. Of the rest, only the chat template is used.
 _SETTINGS = ('tokenizer_config.json', 'generation_config.json', 'special_tokens_map.json')
 # Files next to tokenizer.json that exports keep: end and padding tokens, the chat template, files
 # that transformers needs to load it, and formats for older readers.

@@ -22,7 +22,7 @@ _BINARY: Mapping[type, Callable[[Number, Number], Number]] = {
 _UNARY: Mapping[type, Callable[[Number], Number]] = {ast.UAdd: operator.pos, ast.USub: operator.neg}
 
 
-# The chat template shows this docstring to the model, so its words are part of the prompt.
+# The model sees this docstring in its prompt and the errors as replies. Keep their words.
 def calculate(expression: str) -> str:
   """Computes an arithmetic expression, with + - * / // % ** and parentheses.
 
@@ -44,12 +44,12 @@ def _value(node: ast.expr) -> Number:
     case ast.BinOp() if type(node.op) in _BINARY:
       left, right = _value(node.left), _value(node.right)
       if isinstance(node.op, ast.Pow) and abs(right) > _LARGEST_POWER:
-        raise ValueError(f'exponents can be at most {_LARGEST_POWER}')
+        raise ValueError(f'an exponent is at most {_LARGEST_POWER}')
       found = _BINARY[type(node.op)](left, right)
     case ast.UnaryOp() if type(node.op) in _UNARY:
       found = _UNARY[type(node.op)](_value(node.operand))
     case _:
       raise ValueError('an expression may contain only numbers, + - * / // % ** and parentheses')
   if isinstance(found, complex) or not abs(found) <= _LARGEST:
-    raise ValueError(f'numbers must be real, and at most {_LARGEST:.0e}')
+    raise ValueError(f'numbers are real, and at most {_LARGEST:.0e}')
   return found

@@ -84,11 +84,11 @@ def _check_functions(config: RunConfig) -> None:
       _check_numbers(replay.bucket_log_weights(config.replay, 3), (3,))
     elif weigh := question_rules.RULES[selection]:
       stored = [[Trajectory(np.zeros(2, np.int32), -np.ones(2, np.float32), 1.0, step=1)]] * 3
-      few = np.arange(3), np.float64([0.25, 0.5, 0.75]), np.float64([1, 2, 3]), stored
+      few = np.arange(3), np.array([0.25, 0.5, 0.75]), np.array([1.0, 2.0, 3.0]), stored
       _check_numbers(weigh(question_rules.Questions(*few)), (3,))
   with user_code.refusing('objective.baseline', own.baseline):
     if baseline := advantages.BASELINES[own.baseline]:
-      mean_QK = baseline(np.float32([[0, 1, 0], [1, 1, 1]]), np.zeros((2, 3), bool))
+      mean_QK = baseline(np.array([[0, 1, 0], [1, 1, 1]], np.float32), np.zeros((2, 3), bool))
       _check_numbers(mean_QK, (2, 3), (2, 1))
   with user_code.refusing('optimizer.schedule', changes.schedule):
     schedule = optimizer.SCHEDULES[changes.schedule](changes.learning_rate, 2)
@@ -110,7 +110,7 @@ def _check_numbers(values: Any, *shapes: tuple[int, ...]) -> None:
     raise ValueError(f'it returned {reprlib.repr(values)}, not numbers of shape {wanted}')
 
 
-def _check_types(function: Any, inputs: Sequence[jax.ShapeDtypeStruct], expected: Any) -> None:
+def _check_types(function: Any, inputs: Sequence[Any], expected: Any) -> None:
   def described(x: Any) -> str:  # the objective takes floats of any width
     return f'{"float" if jnp.issubdtype(x.dtype, jnp.floating) else x.dtype}{list(x.shape)}'
 
