@@ -27,7 +27,7 @@ class GradingConfig:
     200_000,
     '[1, inf)',
     'the maximum number of characters to judge; a longer response is judged without the start of '
-    "its thought, or has no answer if the text after its last '</think>' is also too long",
+    "its reasoning, or has no answer if the text after its last '</think>' is also too long",
   )
   verifier: str = setting(
     'built_in',
