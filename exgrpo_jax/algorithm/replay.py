@@ -137,7 +137,7 @@ def bucket_log_weights(config: ReplayConfig, num_buckets: int) -> np.ndarray:
   """Compute the log of each bucket's unnormalized probability: [K]. See BUCKET_RULES."""
   rule = question_rules.BUCKET_RULES[config.question_selection]
   with np.errstate(divide='ignore'):
-    return rule(np.arange(num_buckets), num_buckets, config)
+    return np.asarray(rule(np.arange(num_buckets), num_buckets, config), float)
 
 
 def bucket_probabilities(config: ReplayConfig, is_open_K: np.ndarray) -> np.ndarray:
@@ -181,7 +181,7 @@ def draw_questions(
   Returns [] before replay starts. A question is eligible if it is not `in_flight` and has the right
   difficulty (`trains`), a bucket of positive weight, and a recent enough trajectory (`candidates`).
   """
-  if not buffer.started:
+  if not (buffer.started and buffer.entries):
     return []
   row_N, bucket_N, eligible_N = _bucketed(config, buffer, num_rollouts)
   eligible_N &= ~np.isin(row_N, in_flight)
