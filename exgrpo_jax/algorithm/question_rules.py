@@ -55,4 +55,4 @@ RULES: dict[str, Callable[[Questions], np.ndarray] | None] = {
   ),
 }
 
-ALL = ChainMap[str, Callable | None](RULES, BUCKET_RULES)
+ALL = ChainMap[str, Any](RULES, BUCKET_RULES)

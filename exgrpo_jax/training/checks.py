@@ -91,7 +91,7 @@ def _check_functions(config: RunConfig) -> None:
     params = {'kernel': jnp.ones((2, 3)), 'scale': jnp.ones(3)}
     found, wanted = jax.jit(functools.partial(_first_update, changes))(params)
     _check_types(found, wanted, exact=True)
-    if optax.tree.vdot(found[0], params) < 0:
+    if float(optax.tree.vdot(found[0], params)) < 0:
       raise ValueError('its result points against the gradient, but the rate is subtracted later')
 
 
