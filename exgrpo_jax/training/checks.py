@@ -17,7 +17,7 @@ from exgrpo_jax.data import questions, row_files
 from exgrpo_jax.datatypes import QuestionSet, ReplayScores, Trajectory
 from exgrpo_jax.environments import pool as environments
 from exgrpo_jax.errors import InputError, check_given, counted
-from exgrpo_jax.experiment.settings import RunConfig, parse_config, steps_of
+from exgrpo_jax.experiment.settings import RunConfig, check_dropping, parse_config, steps_of
 from exgrpo_jax.grading import pool
 from exgrpo_jax.learner import optimizer, storage
 from exgrpo_jax.reporting import metrics
@@ -121,12 +121,8 @@ def _try_baseline(config: RunConfig) -> None:
     is_replay_QK[1::2, -1] = config.replay.ratio > 0
     baseline_QK = baseline(reward_QK.copy(), is_replay_QK)
     _check_numbers(baseline_QK, reward_QK.shape, (size + 1, 1))
-    if config.rollout.is_dynamic and (reward_QK - np.asarray(baseline_QK))[[0, -1]].any():
-      raise InputError(
-        f'config.rollout.dynamic_sampling={config.rollout.dynamic_sampling}: dynamic sampling '
-        f'drops groups with equal rewards, but with config.objective.baseline={name!r} such groups '
-        'have a gradient. Set config.rollout.dynamic_sampling=1, or choose another baseline.'
-      )
+    if (reward_QK - np.asarray(baseline_QK))[[0, -1]].any():
+      check_dropping(config)
 
 
 def _first_update(config: optimizer.OptimizerConfig, params: dict[str, jax.Array]) -> Any:
