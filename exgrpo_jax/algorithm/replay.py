@@ -243,9 +243,9 @@ def _question_log_weights(
   log_weight_N = np.where(age_N > config.max_age, -np.inf, -age_N / config.age_decay)
   if rule:
     correctness_N = np.array([entry.correctness for entry in entries])
-    trajectories = [entry.trajectories for entry in entries]
+    stored = [entry.trajectories for entry in entries]
     with np.errstate(divide='ignore'):
-      log_weight_N += rule(question_rules.Questions(row_N, correctness_N, age_N, trajectories))
+      log_weight_N += rule(question_rules.Questions(row_N.copy(), correctness_N, age_N, stored))
   return log_weight_N if log_weight_N.any() else None
 
 

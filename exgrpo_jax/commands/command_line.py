@@ -217,14 +217,17 @@ def run(
         raise InputError(f'the command must be followed by at least one {several}. See --help.')
       if words and not choices and not several:
         raise InputError(f"'{words[0]}': this is not a flag. Write flags as --name=value.")
-      meeting = hosts.Meeting(args.coordinator_address, args.num_processes, args.process_id)
-      with hosts.joined(meeting) if on_all_hosts else contextlib.nullcontext():
+      with hosts.joined(_meeting(args)) if on_all_hosts else contextlib.nullcontext():
         main(args, *words)
     except InputError as error:
       refuse(error)
 
   with _closed_output():
     app.run(guarded, flags_parser=_parse_flags)
+
+
+def _meeting(args: Args) -> hosts.Meeting:
+  return hosts.Meeting(args.coordinator_address, args.num_processes, args.process_id)
 
 
 @contextlib.contextmanager
