@@ -137,12 +137,10 @@ def _check_numbers(
   values: Any, *shapes: tuple[int, ...], lowest: float = np.finfo(float).min
 ) -> None:
   """Raise ValueError unless these are numbers from `lowest` on in one of the `shapes`."""
-  if np.shape(values) in shapes:
-    numbers = np.asarray(values, float)
-    if np.all((numbers >= lowest) & (numbers < np.inf)):
-      return
-  wanted = ' or '.join(str(list(shape)) for shape in shapes)
-  raise ValueError(f'it returned {reprlib.repr(values)}, not numbers in the shape {wanted}')
+  numbers = np.asarray(values, float) if np.shape(values) in shapes else np.array(np.nan)
+  if not np.all((numbers >= lowest) & (numbers < np.inf)):
+    wanted = ' or '.join(str(list(shape)) for shape in shapes)
+    raise ValueError(f'it returned {reprlib.repr(values)}, not numbers in the shape {wanted}')
 
 
 def _check_types(returned: Any, expected: Any, exact: bool = False) -> None:
