@@ -119,8 +119,3 @@ def current_settings(values: Mapping[str, Any], prefix: str = '') -> dict[str, A
     return key in REMOVED and value == NEUTRAL.get(key, value)
 
   return {name: value for name, value in current.items() if not is_removed(name, value)}
-
-
-def current_metrics(record: Mapping[str, float]) -> dict[str, float]:
-  """Replace old metric names in a metrics.jsonl record with the current ones."""
-  return {METRICS.get(name, name): value for name, value in record.items()}

@@ -12,7 +12,8 @@ PRIOR = 1.0, 1.0
 DISCOUNT = 0.5
 
 # config.objective.baseline -> a function from reward_QK and is_replay_QK to what is subtracted from
-# reward_QK, [Q, K] or broadcastable to it; None for the rules below.
+# reward_QK, [Q, K] or [Q, 1]; None for the rules below. The arguments are copies, with rewards in
+# float64, where the mean of K equal float32 numbers is exact.
 BASELINES: dict[str, Callable[[Array, Array], Array] | None] = {
   'group': None,
   'fresh': None,
@@ -51,22 +52,31 @@ def group_advantages(
     replay_slope: `objective.replay_slope`: a replayed token's gradient relative to a fresh token's.
 
   Returns:
-    Advantages, float32 [Q, K]; exactly 0 if a group's rewards are all equal. With baseline 'fresh',
-      fresh rows also get exactly 0 if the group's fresh rewards are equal.
+    Advantages, float32 [Q, K]; with the built-in baselines, exactly 0 if a group's rewards are all
+      equal. With 'fresh', fresh rows also get exactly 0 if the group's fresh rewards are equal.
   """
   chex.assert_rank(reward_QK, 2)
   is_replay_QK = np.zeros(reward_QK.shape, bool) if is_replay_QK is None else is_replay_QK
   chex.assert_equal_shape([reward_QK, is_replay_QK])
+  # In float32 the mean of K equal numbers is often slightly off, but the mean of zeros is exact.
+  highest_Q1 = reward_QK.max(axis=1, keepdims=True, where=~is_replay_QK, initial=-np.inf)
+  shifted_QK = reward_QK - highest_Q1
+  baseline_QK = shifted_QK.mean(axis=1, keepdims=True)
+  if replay_advantage == 'balanced':
+    weight_QK = ~is_replay_QK + np.float32(replay_slope) * is_replay_QK
+    baseline_QK = _weighted_mean(shifted_QK, weight_QK)
+  elif baseline == 'fresh':
+    fresh_Q1 = _weighted_mean(shifted_QK, ~is_replay_QK)
+    baseline_QK = ~is_replay_QK * fresh_Q1 + is_replay_QK * baseline_QK
+  advantage_QK = shifted_QK - baseline_QK
   if own_baseline := BASELINES[baseline]:
-    advantage_QK = reward_QK - own_baseline(reward_QK, is_replay_QK)
-  else:
-    slope = replay_slope if replay_advantage == 'balanced' else None
-    advantage_QK = _centered(reward_QK, is_replay_QK, baseline, slope)
+    baseline_QK = own_baseline(np.array(reward_QK, np.float64), np.array(is_replay_QK))
+    advantage_QK = np.array(reward_QK - np.asarray(baseline_QK), np.float32)
   if replay_advantage == 'zero':
     advantage_QK *= ~is_replay_QK
   if normalize_std != 'off':
     ddof = {'population': 0, 'sample': 1}[normalize_std]
-    advantage_QK /= reward_QK.std(axis=1, ddof=ddof, keepdims=True) + 1e-6
+    advantage_QK /= shifted_QK.std(axis=1, ddof=ddof, keepdims=True) + 1e-6
   return advantage_QK
 
 
@@ -104,23 +114,6 @@ def history_advantages(reward_QK: Array, counts_Q2: Array, normalize_std: str = 
   if normalize_std != 'off':
     advantage_QK *= total_Q1 / counts_Q2.prod(axis=1, keepdims=True) ** 0.5
   return advantage_QK
-
-
-def _centered(
-  reward_QK: Array, is_replay_QK: Array, baseline: str, replay_slope: float | None
-) -> Array:
-  """Subtract a mean from the rewards: weighted if there is a slope, otherwise by `baseline`."""
-  # In float32 the mean of K equal numbers is often slightly off, but the mean of zeros is exact.
-  reward_QK = reward_QK - reward_QK.max(axis=1, keepdims=True, where=~is_replay_QK, initial=-np.inf)
-  if replay_slope is not None:
-    return reward_QK - _weighted_mean(
-      reward_QK, ~is_replay_QK + np.float32(replay_slope) * is_replay_QK
-    )
-  baseline_QK = reward_QK.mean(axis=1, keepdims=True)
-  if baseline == 'fresh':
-    fresh_Q1 = _weighted_mean(reward_QK, ~is_replay_QK)
-    baseline_QK = ~is_replay_QK * fresh_Q1 + is_replay_QK * baseline_QK
-  return reward_QK - baseline_QK
 
 
 def _weighted_mean(reward_QK: Array, weight_QK: Array) -> Array:

@@ -137,7 +137,7 @@ def bucket_log_weights(config: ReplayConfig, num_buckets: int) -> np.ndarray:
   """Compute the log of each bucket's unnormalized probability: [K]. See BUCKET_RULES."""
   rule = question_rules.BUCKET_RULES[config.question_selection]
   with np.errstate(divide='ignore'):
-    return rule(np.arange(num_buckets), num_buckets, config)
+    return np.asarray(rule(np.arange(num_buckets), num_buckets, config), float)
 
 
 def bucket_probabilities(config: ReplayConfig, is_open_K: np.ndarray) -> np.ndarray:
@@ -181,7 +181,7 @@ def draw_questions(
   Returns [] before replay starts. A question is eligible if it is not `in_flight` and has the right
   difficulty (`trains`), a bucket of positive weight, and a recent enough trajectory (`candidates`).
   """
-  if not buffer.started:
+  if not (buffer.started and buffer.entries):
     return []
   row_N, bucket_N, eligible_N = _bucketed(config, buffer, num_rollouts)
   eligible_N &= ~np.isin(row_N, in_flight)
@@ -242,9 +242,9 @@ def _question_log_weights(
   log_weight_N = np.where(age_N > config.max_age, -np.inf, -age_N / config.age_decay)
   if rule:
     correctness_N = np.array([entry.correctness for entry in entries])
-    trajectories = [entry.trajectories for entry in entries]
+    stored = [entry.trajectories for entry in entries]
     with np.errstate(divide='ignore'):
-      log_weight_N += rule(question_rules.Questions(row_N, correctness_N, age_N, trajectories))
+      log_weight_N += rule(question_rules.Questions(row_N.copy(), correctness_N, age_N, stored))
   return log_weight_N if log_weight_N.any() else None
 
 

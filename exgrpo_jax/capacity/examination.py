@@ -180,7 +180,7 @@ def _print_advice(config: RunConfig, may_fit: bool, is_fitted: bool = False) -> 
   if not config.lora.rank:
     if config.objective.kl_coefficient:
       print('  drop the reference policy: config.objective.kl_coefficient=0')
-    if config.optimizer.moment_dtype == 'float32':
+    if (config.optimizer.name, config.optimizer.moment_dtype) == ('adamw', 'float32'):
       print('  halve the moments: config.optimizer.moment_dtype=bfloat16')
     print(
       "  train with LoRA to avoid storing the full model's moments and gradient: "

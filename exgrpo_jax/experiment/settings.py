@@ -245,6 +245,17 @@ def check_length(values: ConfigDict, given: Collection[str]) -> None:
     )
 
 
+def check_dropping(config: RunConfig) -> None:
+  """Raise InputError if the config drops groups with equal rewards, whose advantages are not 0."""
+  if config.rollout.is_dynamic:
+    baseline, sampling = config.objective.baseline, config.rollout.dynamic_sampling
+    raise InputError(
+      f'config.rollout.dynamic_sampling={sampling}: dynamic sampling drops groups with equal '
+      f'rewards, but with config.objective.baseline={baseline!r} such groups have a gradient. Set '
+      'config.rollout.dynamic_sampling=1, or choose another baseline.'
+    )
+
+
 def parse_config(values: ConfigDict) -> RunConfig:
   """Return the checked config. An InputError names the first invalid key."""
   parsed = config.build(RunConfig, values, 'config')
@@ -264,12 +275,8 @@ def parse_config(values: ConfigDict) -> RunConfig:
       "config.grading.rewards=('correctness',), config.grading.weights=() and "
       "config.environment.name='', or choose another baseline."
     )
-  if parsed.objective.baseline == 'history' and parsed.rollout.is_dynamic:
-    raise InputError(
-      f'config.rollout.dynamic_sampling={parsed.rollout.dynamic_sampling}: dynamic sampling drops '
-      "groups with equal rewards, but with config.objective.baseline='history' such groups have a "
-      'gradient. Set config.rollout.dynamic_sampling=1, or choose another baseline.'
-    )
+  if parsed.objective.baseline == 'history':
+    check_dropping(parsed)
   grading_settings.check_rewards(parsed.grading, parsed.rollout.max_response)
   _check_environment(parsed)
   choices = {'export.best': parsed.export.best, 'evaluation.patience': parsed.evaluation.patience}

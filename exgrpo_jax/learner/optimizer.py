@@ -186,10 +186,9 @@ def shapes(config: OptimizerConfig, num_updates: int, params: Params) -> TrainSt
   named = jax.tree_util.tree_leaves_with_path(params)
 
   def with_sharding(path: tuple[Any, ...], leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-    # A moment's path ends with its parameter's path.
-    matches = [param for name, param in named if path[-len(name) :] == name]
-    layout = matches[0].sharding if leaf.ndim and matches else replicated
-    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=layout)
+    # A moment's path ends with its parameter's path. Factored moments have other shapes.
+    own = [x.sharding for name, x in named if path[-len(name) :] == name and x.shape == leaf.shape]
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=own[0] if own else replicated)
 
   opt_state = jax.eval_shape(make(config, num_updates).init, params)
   return TrainState(params, jax.tree_util.tree_map_with_path(with_sharding, opt_state))

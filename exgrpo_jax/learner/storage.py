@@ -116,6 +116,7 @@ def bit_sums(tree: Any) -> Any:
   """Sum each array's bits in uint32; the sum wraps around, so the order does not matter."""
 
   def bits(leaf: jax.Array) -> jax.Array:
+    leaf = leaf.astype(jnp.uint8) if leaf.dtype == bool else leaf
     return jax.lax.bitcast_convert_type(leaf, f'uint{8 * leaf.dtype.itemsize}')
 
   return jax.tree.map(lambda leaf: jnp.sum(bits(leaf), dtype=jnp.uint32), tree)

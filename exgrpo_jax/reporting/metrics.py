@@ -66,7 +66,7 @@ def read(workdir: str | os.PathLike, before: float = math.inf) -> list[dict[str,
     try:
       record = json.loads(line)
       step = {'step': record.pop('step')}
-      values = {name: float(value) for name, value in record.items()}
+      values = {renamed.METRICS.get(name, name): float(value) for name, value in record.items()}
       is_before = operator.index(step['step']) < before
     except (ValueError, KeyError, TypeError, AttributeError) as error:
       raise InputError(
@@ -74,7 +74,7 @@ def read(workdir: str | os.PathLike, before: float = math.inf) -> list[dict[str,
         'read the other records.'
       ) from error
     if is_before:
-      records.append(step | renamed.current_metrics(values))
+      records.append(step | values)
   return records
 
 

@@ -268,7 +268,7 @@ def _drop(workdir: pathlib.Path, first_step: int) -> None:
   for name in SCHEMAS:
     for path in files(workdir, name):
       # Read the steps first, because reading all columns of a long run's records is slow.
-      newest = compute.max(read_file(path, name, ['step'])['step']).as_py()  # pyright: ignore[reportAttributeAccessIssue]  # created at run time
-      if newest is None or newest >= first_step:
+      step_N = read_file(path, name, ['step'])['step'].to_numpy()
+      if not (step_N < first_step).all() or not step_N.size:
         kept = read_file(path, name).filter(compute.field('step') < first_step)
         write_file(path, kept) if kept.num_rows else path.unlink()

@@ -4,7 +4,6 @@ import functools
 import hashlib
 import json
 import reprlib
-from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -17,9 +16,9 @@ from exgrpo_jax.data import questions, row_files
 from exgrpo_jax.datatypes import QuestionSet, ReplayScores, Trajectory
 from exgrpo_jax.environments import pool as environments
 from exgrpo_jax.errors import InputError, check_given, counted
-from exgrpo_jax.experiment.settings import RunConfig, parse_config, steps_of
+from exgrpo_jax.experiment.settings import RunConfig, check_dropping, parse_config, steps_of
 from exgrpo_jax.grading import pool
-from exgrpo_jax.learner import optimizer
+from exgrpo_jax.learner import optimizer, storage
 from exgrpo_jax.reporting import metrics
 from exgrpo_jax.rollout import stages
 from exgrpo_jax.runtime import compilations, environment
@@ -69,10 +68,10 @@ def _check_functions(config: RunConfig) -> None:
   selection, changes = config.replay.question_selection, config.optimizer
   with user_code.refusing('objective.shaping', own.shaping):
     shaping = losses.SHAPINGS[own.shaping]
-    _check_types(lambda logp, ratio: shaping(logp, ratio, own), [_TERM] * 2, _TERM)
+    _check_types(jax.eval_shape(lambda x, y: shaping(x, y, own), _TERM, _TERM), _TERM)
   with user_code.refusing('objective.policy_loss', own.policy_loss):
-    policy_loss, inputs = losses.POLICY_LOSSES[own.policy_loss], [*[_TERM] * 4, _FLAG]
-    _check_types(policy_loss, inputs, (_TERM, _MASK))
+    policy_loss = losses.POLICY_LOSSES[own.policy_loss]
+    _check_types(jax.eval_shape(policy_loss, *[_TERM] * 4, _FLAG), (_TERM, _MASK))
   with user_code.refusing('replay.trajectory_selection', rule):
     if cost := trajectory_rules.RULES[rule]:
       logp = np.linspace(-0.5, -1.0, 64, dtype=np.float32)
@@ -80,44 +79,80 @@ def _check_functions(config: RunConfig) -> None:
       if np.ndim(returned) or returned is None or np.isnan(returned):
         raise ValueError(f'it returned {reprlib.repr(returned)}, not a number')
   with user_code.refusing('replay.question_selection', selection):
-    if selection in question_rules.BUCKET_RULES:
-      _check_numbers(replay.bucket_log_weights(config.replay, 3), (3,))
-    elif weigh := question_rules.RULES[selection]:
-      stored = [[Trajectory(np.zeros(2, np.int32), -np.ones(2, np.float32), 1.0, step=1)]] * 3
-      few = np.arange(3), np.array([0.25, 0.5, 0.75]), np.array([1.0, 2.0, 3.0]), stored
-      _check_numbers(weigh(question_rules.Questions(*few)), (3,))
+    _try_question_rule(config.replay, config.rollout.group_size)
   with user_code.refusing('objective.baseline', own.baseline):
-    if baseline := advantages.BASELINES[own.baseline]:
-      mean_QK = baseline(np.array([[0, 1, 0], [1, 1, 1]], np.float32), np.zeros((2, 3), bool))
-      _check_numbers(mean_QK, (2, 3), (2, 1))
+    _try_baseline(config)
   with user_code.refusing('optimizer.schedule', changes.schedule):
     schedule = optimizer.SCHEDULES[changes.schedule](changes.learning_rate, 2)
+    jax.eval_shape(schedule, jax.ShapeDtypeStruct((), np.int32))  # an update traces it
     _check_numbers(np.stack([schedule(update) for update in range(2)]), (2,))
   with user_code.refusing('optimizer.name', changes.name):
-    gradient = {'kernel': _TERM, 'scale': jax.ShapeDtypeStruct((3,), np.float32)}
-    _check_types(functools.partial(_first_update, changes), [gradient], gradient)
+    params = {'kernel': jnp.ones((2, 3)), 'scale': jnp.ones(3)}
+    found, wanted = jax.jit(functools.partial(_first_update, changes))(params)
+    _check_types(found, wanted, exact=True)
+    if sum(leaf.sum() for leaf in jax.tree.leaves(found[0])) < 0:
+      raise ValueError('its result points against the gradient, but the rate is subtracted later')
 
 
-def _first_update(config: optimizer.OptimizerConfig, gradient: dict[str, jax.Array]) -> Any:
-  transformation = optimizer.make(config, num_updates=2)
-  return transformation.update(gradient, transformation.init(gradient), gradient)[0]
+def _try_question_rule(config: replay.ReplayConfig, num_rollouts: int) -> None:
+  """Try the rule on one question of each correctness that the buffer can record."""
+  if config.question_selection in question_rules.BUCKET_RULES:
+    weights = replay.bucket_log_weights(config, num_rollouts)
+    _check_numbers(weights, (num_rollouts,), lowest=-np.inf)
+  elif rule := question_rules.RULES[config.question_selection]:
+    shares = [k / num_rollouts for k in range(num_rollouts + 1 - replay.retires(config))]
+    shares = [share for share in shares if replay.is_recorded(config, share)] or [0.5]
+    row_N = np.arange(len(shares))
+    stored = [(Trajectory(np.zeros(2, np.int32), -np.ones(2, np.float32), 1.0, step=1),)]
+    with np.errstate(divide='ignore'):
+      weights = rule(
+        question_rules.Questions(row_N, np.array(shares), row_N + 1.0, stored * len(shares))
+      )
+    _check_numbers(weights, row_N.shape, lowest=-np.inf)
 
 
-def _check_numbers(values: Any, *shapes: tuple[int, ...]) -> None:
-  """Raise ValueError unless these are numbers in one of the `shapes`; -inf is a log weight."""
-  if np.shape(values) not in shapes or not np.all(np.asarray(values, float) < np.inf):
+def _try_baseline(config: RunConfig) -> None:
+  """Try the baseline on groups of 0 to K successes, some of them with a replayed success."""
+  name, size = config.objective.baseline, config.rollout.group_size
+  if baseline := advantages.BASELINES[name]:
+    reward_QK = np.tri(size + 1, size, -1)[:, ::-1]
+    is_replay_QK = np.zeros(reward_QK.shape, bool)
+    is_replay_QK[1::2, -1] = config.replay.ratio > 0
+    baseline_QK = baseline(reward_QK.copy(), is_replay_QK)
+    _check_numbers(baseline_QK, reward_QK.shape, (size + 1, 1))
+    if (reward_QK - np.asarray(baseline_QK))[[0, -1]].any():
+      check_dropping(config)
+
+
+def _first_update(config: optimizer.OptimizerConfig, params: dict[str, jax.Array]) -> Any:
+  """Return the (updates, state) of a first update, and values of the types that they must have."""
+  transformation = optimizer.OPTIMIZERS[config.name](config)
+  state = transformation.init(params)
+  storage.bit_sums(state)  # fails if a checkpoint cannot contain the state
+  updates, updated = transformation.update(params, state, params)
+  return (jax.tree.map(jnp.float32, updates), updated), (params, state)
+
+
+def _check_numbers(
+  values: Any, *shapes: tuple[int, ...], lowest: float = np.finfo(float).min
+) -> None:
+  """Raise ValueError unless these are numbers from `lowest` on in one of the `shapes`."""
+  numbers = np.asarray(values, float) if np.shape(values) in shapes else np.array(np.nan)
+  if not np.all((numbers >= lowest) & (numbers < np.inf)):
     wanted = ' or '.join(str(list(shape)) for shape in shapes)
     raise ValueError(f'it returned {reprlib.repr(values)}, not numbers of shape {wanted}')
 
 
-def _check_types(function: Any, inputs: Sequence[Any], expected: Any) -> None:
-  def described(x: Any) -> str:  # the objective takes floats of any width
-    return f'{"float" if jnp.issubdtype(x.dtype, jnp.floating) else x.dtype}{list(x.shape)}'
+def _check_types(returned: Any, expected: Any, exact: bool = False) -> None:
+  """Raise ValueError for other structures, shapes or dtypes; without `exact`, floats are alike."""
 
-  returned = jax.eval_shape(function, *inputs)
+  def described(x: Any) -> str:
+    is_float = not exact and jnp.issubdtype(x.dtype, jnp.floating)
+    return f'{"float" if is_float else x.dtype}{list(x.shape)}'
+
   returned = tuple(returned) if isinstance(returned, list) else returned
   found, wanted = (jax.tree.map(described, tree) for tree in (returned, expected))
-  if found != wanted:
+  if jax.tree.flatten(found) != jax.tree.flatten(wanted):
     raise ValueError(f'for inputs of shape [2, 3], it returned {found}, not {wanted}')
 
 

@@ -582,6 +582,30 @@ def test_advantages_are_the_hand_computed_ones(reward, expected, kind, of_replay
     np.testing.assert_allclose(advantage, expected, rtol=1e-4, atol=1e-6)
 
 
+def test_a_custom_baseline_gets_copies_in_which_equal_rewards_have_an_exact_mean(monkeypatch):
+  def mean(reward_QK, is_replay_QK):
+    baseline_Q1 = reward_QK.mean(axis=1, keepdims=True)
+    reward_QK[:], is_replay_QK[:] = 9, False
+    return baseline_Q1
+
+  monkeypatch.setitem(advantages.BASELINES, 'mine', mean)
+  reward_QK = np.float32([[0.1] * 7, [1, 1, 1, 1, 1, 1, 8]])  # in float32, .1 is not its own mean
+  is_replay_QK = np.array([[False] * 6 + [True]] * 2)
+  found = [
+    advantages.group_advantages(reward_QK, kind, is_replay_QK, 'mine', 'zero')
+    for kind in ('off', 'population')
+  ]
+  assert (found[0] == [[0] * 7, [-1] * 6 + [0]]).all() and found[0].dtype == np.float32
+  np.testing.assert_allclose(found[1], found[0] / np.sqrt(6), rtol=1e-5)
+
+
+def test_a_standard_deviation_is_exact_far_from_0():
+  """In float32, the standard deviation of these rewards is 2% off unless they are shifted."""
+  reward_QK = np.float32([[1e5 + 1 / 64, 1e5, 1e5]])
+  found = advantages.group_advantages(reward_QK, 'population')
+  np.testing.assert_allclose(found, [[2**0.5, -(0.5**0.5), -(0.5**0.5)]], rtol=1e-3)
+
+
 @pytest.mark.parametrize('kind', ['off', 'population', 'sample'])
 def test_history_uses_the_questions_posterior_instead_of_the_group(kind):
   counts = np.float32([[1.5, 3.5], [4.5, 0.5]])  # means of 0.3 and 0.9

@@ -288,6 +288,13 @@ def test_a_bucket_of_weight_0_is_never_drawn(selection):
   assert len(draw(buffer_of({1: 0.0, 2: 0.25, 3: 0.0, 4: 0.75}))) == 4  # by the paper's weights
 
 
+def test_an_empty_buffer_has_nothing_to_draw(monkeypatch):
+  rule = lambda questions: questions.age_N / questions.age_N.max()  # noqa: E731
+  monkeypatch.setitem(replay.question_rules.RULES, 'mine', rule)
+  config = dataclasses.replace(PAPER, question_selection='mine')
+  assert draw(STARTED, config) == []
+
+
 def test_questions_in_flight_are_not_drawn_but_still_count_in_the_ranks_by_length():
   buffer = replay.Buffer({n: entry(0.5, n, trajectory(0)) for n in range(8)}, started=True)
   config = changed(question_selection='linear', bucket_by='question_length', ratio=0.9)

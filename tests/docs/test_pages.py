@@ -9,6 +9,7 @@ import json
 import re
 import threading
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -336,6 +337,18 @@ def test_an_optimizer_and_a_schedule(tmp_path):
   np.testing.assert_allclose(updated.params['kernel'], [-0.1, 0.1], rtol=1e-6)
 
 
+def stateless(function):
+  """The optimizer that applies a function to each gradient."""
+  return optax.stateless(lambda updates, _: jax.tree.map(function, updates))
+
+
+def counting(step):
+  """An optimizer whose only state is a number, to which it applies `step`."""
+  return optax.GradientTransformation(
+    lambda _: jnp.int32(0), lambda updates, count, _=None: (updates, step(count))
+  )
+
+
 TABLES = {
   'objective.shaping': losses.SHAPINGS,
   'objective.policy_loss': losses.POLICY_LOSSES,
@@ -368,18 +381,29 @@ TABLES = {
     ('replay.trajectory_selection', lambda scores: scores.length, "no attribute 'length'"),
     ('replay.question_selection', lambda questions: questions.correctness_N, None),
     ('replay.question_selection', lambda questions: [-np.inf] * len(questions.row_N), None),
-    ('replay.question_selection', lambda _: 1.0, r'returned 1.0, not .* shape \[3\]'),
+    ('replay.question_selection', lambda _: 1.0, r'returned 1.0, not .* shape \[7\]'),
+    ('replay.question_selection', lambda q: 1 / (q.correctness_N - 0.125), 'not numbers'),
     ('replay.question_selection', lambda q: q.age_N * np.nan, r'returned array\(\[nan'),
     ('objective.baseline', lambda reward_QK, _: reward_QK.mean(1, keepdims=True), None),
-    ('objective.baseline', lambda reward_QK, _: reward_QK.mean(1), r'shape \[2, 3\] or \[2, 1\]'),
+    ('objective.baseline', lambda reward_QK, _: reward_QK.mean(1), r'shape \[9, 8\] or \[9, 1\]'),
     ('objective.baseline', lambda reward_QK: reward_QK, 'takes 1 positional argument'),
+    ('objective.baseline', lambda reward_QK, _: np.log(reward_QK), r'returned array\(.*-inf'),
+    ('objective.baseline', lambda r, _: 0 / r.sum(1, keepdims=True), r'returned array\(.*nan'),
     ('optimizer.schedule', lambda peak, _: lambda count: peak / (count + 1), None),
-    ('optimizer.schedule', lambda peak, _: peak, 'not callable'),
+    ('optimizer.schedule', lambda peak, _: peak, 'callable'),
+    ('optimizer.schedule', lambda peak, _: lambda count: peak if count < 5 else 0, 'Tracer'),
     ('optimizer.schedule', lambda _, __: lambda ___: np.inf, 'not numbers of shape'),
     ('optimizer.name', lambda _: optax.scale_by_rms(), None),
     ('optimizer.name', lambda _: contrib.muon(-1.0), None),
     ('optimizer.name', lambda _: contrib.scale_by_muon(), 'pytree structure error'),
     ('optimizer.name', lambda _: optax.identity, "no attribute 'init'"),
+    ('optimizer.name', lambda _: optax.scale_by_factored_rms(min_dim_size_to_factor=2), None),
+    ('optimizer.name', lambda _: optax.apply_if_finite(optax.identity(), 2), None),
+    ('optimizer.name', lambda _: optax.sgd(0.1), 'points against the gradient'),
+    ('optimizer.name', lambda _: optax.add_noise(0.1, 0.5, 0), 'dtype=key'),
+    ('optimizer.name', lambda _: stateless(jnp.mean), r"'kernel': 'float32\[\]'"),
+    ('optimizer.name', lambda _: counting(lambda count: jnp.stack([count] * 3)), r'int32\[3\]'),
+    ('optimizer.name', lambda _: counting(lambda count: count + 0.5), r"'float32\[\]'\)"),
     ('optimizer.name', lambda config: optax.scale_by_rms(config.decay), "no attribute 'decay'"),
   ],
 )
@@ -389,6 +413,31 @@ def test_a_function_of_a_config_file_is_tried_before_training(key, function, why
   refused = pytest.raises(InputError, match=f"^config.{key}: 'mine' cannot be used .*{why}")
   with refused if why else contextlib.nullcontext():
     check_command(values, str(tmp_path / 'run'))
+
+
+@pytest.mark.parametrize(
+  ('baseline', 'why'),
+  [
+    (lambda reward_QK, _: reward_QK.mean(axis=1, keepdims=True), None),
+    (lambda reward_QK, _: np.full_like(reward_QK, 0.5), 'groups with equal rewards'),
+  ],
+)
+def test_dynamic_sampling_needs_a_baseline_that_gives_equal_rewards_no_advantage(
+  baseline, why, tmp_path
+):
+  advantages.BASELINES['mine'] = baseline
+  changes = {'objective.baseline': 'mine', 'rollout.dynamic_sampling': 2.0}
+  refused = pytest.raises(InputError, match=f'^config.rollout.dynamic_sampling=2.0: .*{why}')
+  with refused if why else contextlib.nullcontext():
+    check_command(config_files.load_config('chains', changes), str(tmp_path / 'run'))
+
+
+def test_a_bucket_rule_may_return_a_list_for_the_configs_group_size(tmp_path):
+  question_rules.BUCKET_RULES['mine'] = lambda _, __, ___: [-np.inf, 1, 2, 3, 4, 5, 6, 7]
+  values = config_files.load_config('chains', {'replay.question_selection': 'mine'})
+  config = check_command(values, str(tmp_path / 'run')).replay
+  probability_K = replay.bucket_probabilities(config, np.arange(8) > 5)
+  np.testing.assert_allclose(probability_K[6:], [1 / (1 + np.e), np.e / (1 + np.e)])
 
 
 def test_a_model_family():

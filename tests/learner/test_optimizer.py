@@ -27,6 +27,8 @@ GRADIENT = {  # norm 5
   'b': {'c': np.array([[-4.0]], np.float32)},
 }
 
+MOMENTUM = optax.trace(0.9)
+
 
 def changed(**values):
   return dataclasses.replace(PLAIN, **values)
@@ -165,6 +167,21 @@ def test_an_update_is_traced_once(mesh):
   gradient = jax.device_put(GRADIENT, sharding.replicated(mesh))
   update(update(state, gradient), gradient)
   assert len(traces) == 1
+
+
+# ---- Optimizers of a config file ----
+
+
+def test_a_moment_is_sharded_like_its_parameter_if_it_has_its_shape(mesh, monkeypatch):
+  """Adafactor's moments of a matrix are vectors: one per row and one per column."""
+  factored = optax.scale_by_factored_rms(min_dim_size_to_factor=2)
+  monkeypatch.setitem(optimizer.OPTIMIZERS, 'both', lambda _: optax.chain(MOMENTUM, factored))
+  layout = jax.sharding.NamedSharding(mesh, jax.P(None, 'fsdp'))
+  state = optimizer.init(
+    changed(name='both'), 9, jax.device_put({'kernel': jnp.ones((2, 24))}, layout)
+  )
+  layouts = {leaf.shape: leaf.sharding.spec for leaf in jax.tree.leaves(state.opt_state)}
+  assert layouts[2, 24] == layout.spec and layouts[2,] == layouts[24,] == jax.P()
 
 
 # ---- Moments in bfloat16 ----
