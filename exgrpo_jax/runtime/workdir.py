@@ -219,7 +219,14 @@ def check_workdir(values: ConfigDict, workdir: str) -> str:
       'plots are written through the file system.'
     )
   check_entries(workdir)
-  if has_begun(workdir):
+  try:
+    is_run = has_begun(workdir)
+  except OSError as error:
+    raise InputError(
+      f'--workdir={workdir}: cannot read this folder ({error}). Choose another path, or change its '
+      'permissions.'
+    ) from error
+  if is_run:
     allowed, refused = _changes(values, workdir)
     if refused:
       raise InputError(

@@ -220,6 +220,11 @@ def test_a_missing_workdir_is_created_and_an_unwritable_one_is_rejected(tmp_path
     check_writable(str(tmp_path / 'file' / 'run'))
 
 
+def test_a_path_that_is_too_long_is_rejected(config, tmp_path):
+  with pytest.raises(InputError, match=r'--workdir=.*x: cannot read .*File name too long'):
+    check_workdir(config, str(tmp_path / ('x' * 300)))
+
+
 @pytest.mark.parametrize(
   ('name', 'is_folder'),
   [
@@ -245,7 +250,7 @@ def test_a_folder_in_place_of_a_file_and_the_reverse_are_rejected(config, folder
 
 def test_a_file_of_another_user_is_rejected(folder, monkeypatch):
   monkeypatch.setattr(os, 'access', lambda path, _: not path.endswith('metrics.jsonl'))
-  with pytest.raises(InputError, match='metrics.jsonl: this user cannot write to it'):
+  with pytest.raises(InputError, match=r'metrics\.jsonl: this user cannot write to it'):
     check_writable(str(folder))
 
 
@@ -258,7 +263,7 @@ def test_changed_settings_are_printed_only_under_the_lock(config, folder, capsys
   assert 'resuming with changed settings: config.num_steps was 32 and is now 99' in (
     capsys.readouterr().out
   )
-  with pytest.raises(InputError, match='different config: config.seed was'):
+  with pytest.raises(InputError, match=r'different config: config\.seed was'):
     # Another run claimed the workdir between the check and the lock.
     release_workdir(overridden(config, {'seed': 3}), str(folder))
 
