@@ -2,6 +2,7 @@
 
 import difflib
 import importlib
+import os
 import signal
 import sys
 
@@ -64,7 +65,12 @@ def main() -> None:
 
 
 def prepare_process() -> None:
-  """Set up the heap, the GPU memory share and Ctrl-C handling before any import starts threads."""
+  """Set up streams, heap, GPU memory share and Ctrl-C before any import starts threads."""
+  # A closed stream's number would go to the next opened file, and XLA writes its log to number 2.
+  while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
+    os.set_inheritable(number, True)
+  os.close(number)
+  sys.stdout, sys.stderr = sys.stdout or os.fdopen(1, 'w'), sys.stderr or os.fdopen(2, 'w')
   machine.keep_pages()
   machine.take_share()
   # Ctrl-C ends a command without a traceback, as SIGTERM does, unless the parent ignores SIGINT.

@@ -325,20 +325,24 @@ def behind(error):
   return wrapped
 
 
+FULL, FAILED = 'the disk is full', 'the disk failed'
+
+
 @pytest.mark.parametrize(
   ('error', 'what'),
   [
-    *[(os_error(number), 'is full') for number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)],
-    (ValueError('RESOURCE_EXHAUSTED: Error writing file\nNo space left on device [28]'), 'is full'),
-    *[(os_error(number), 'failed') for number in (errno.EIO, errno.EROFS)],
-    (ValueError(f'INTERNAL: {"x" * 1000}: Input/output error [5]'), 'failed'),
-    (behind(os_error(errno.EIO)), 'failed'),
+    *[(os_error(number), FULL) for number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)],
+    (ValueError('RESOURCE_EXHAUSTED: Error writing file\nNo space left on device [28]'), FULL),
+    *[(os_error(number), FAILED) for number in (errno.EIO, errno.EROFS)],
+    (ValueError(f'INTERNAL: {"x" * 1000}: Input/output error [5]'), FAILED),
+    (behind(os_error(errno.EIO)), FAILED),
+    (os_error(errno.EMFILE), "the process has as many open files as the system's limit allows"),
   ],
 )
 def test_a_full_or_failing_disk_is_reported_with_the_complete_checkpoints(
   short_of_space, error, what
 ):
-  message = rf'the disk {what} \(.{{1,300}}\)\. Complete checkpoints: 2, 5\.'
+  message = rf'{what} \(.{{1,300}}\)\. Complete checkpoints: 2, 5\.'
   with (
     pytest.raises(InputError, match=message) as raised,
     checkpoint.explain_failure(short_of_space),
