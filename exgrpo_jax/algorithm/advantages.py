@@ -66,7 +66,9 @@ def group_advantages(
     advantage_QK *= ~is_replay_QK
   if normalize_std != 'off':
     ddof = {'population': 0, 'sample': 1}[normalize_std]
-    advantage_QK /= reward_QK.std(axis=1, ddof=ddof, keepdims=True) + 1e-6
+    std_Q1 = reward_QK.std(axis=1, ddof=ddof, keepdims=True) + 1e-6
+    # An added baseline may give equal rewards an advantage, which 1e-6 would blow up.
+    advantage_QK = advantage_QK / np.where(np.ptp(reward_QK, axis=1, keepdims=True), std_Q1, 1)
   return advantage_QK
 
 

@@ -3,6 +3,7 @@
 import functools
 import hashlib
 import json
+import os
 import reprlib
 from collections.abc import Sequence
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from ml_collections import ConfigDict
 
 from exgrpo_jax.algorithm import advantages, losses, question_rules, replay, trajectory_rules
@@ -22,7 +24,7 @@ from exgrpo_jax.grading import pool
 from exgrpo_jax.learner import optimizer
 from exgrpo_jax.reporting import metrics
 from exgrpo_jax.rollout import stages
-from exgrpo_jax.runtime import compilations, environment
+from exgrpo_jax.runtime import compilations, environment, hub
 from exgrpo_jax.runtime.environment import QUESTIONS
 from exgrpo_jax.runtime.workdir import (
   check_hosts,
@@ -50,6 +52,8 @@ def check_command(values: ConfigDict | None, workdir: str | None) -> RunConfig:
   learnt = (config.warm_start.data,) * bool(config.warm_start.num_updates)
   for spec in (config.data.train, *config.data.evaluated, *learnt):
     base = questions.split_spec(spec)[0]
+    if os.path.exists(base) or not hub.parse('dataset', base):  # a Hub name may still lack a split
+      questions.check_form(spec)
     if task := row_files.task_file(base):
       row_files.existing(task[0])
     elif base.endswith(row_files.ENDINGS) and '://' not in base:
@@ -84,23 +88,40 @@ def _check_functions(config: RunConfig) -> None:
       _check_numbers(replay.bucket_log_weights(config.replay, 3), (3,))
     elif weigh := question_rules.RULES[selection]:
       stored = [[Trajectory(np.zeros(2, np.int32), -np.ones(2, np.float32), 1.0, step=1)]] * 3
-      few = np.arange(3), np.float64([0.25, 0.5, 0.75]), np.float64([1, 2, 3]), stored
-      _check_numbers(weigh(question_rules.Questions(*few)), (3,))
+      few = map(_fixed, (np.arange(3), np.float64([0.25, 0.5, 0.75]), np.float64([1, 2, 3])))
+      _check_numbers(weigh(question_rules.Questions(*few, stored)), (3,))
   with user_code.refusing('objective.baseline', own.baseline):
     if baseline := advantages.BASELINES[own.baseline]:
-      mean_QK = baseline(np.float32([[0, 1, 0], [1, 1, 1]]), np.zeros((2, 3), bool))
+      reward_QK = _fixed(np.float32([[0, 1, 0], [1, 1, 1]]))
+      mean_QK = baseline(reward_QK, _fixed(np.zeros((2, 3), bool)))
       _check_numbers(mean_QK, (2, 3), (2, 1))
   with user_code.refusing('optimizer.schedule', changes.schedule):
     schedule = optimizer.SCHEDULES[changes.schedule](changes.learning_rate, 2)
-    _check_numbers(np.stack([schedule(update) for update in range(2)]), (2,))
+    rates = np.stack([schedule(update) for update in range(2)])
+    _check_numbers(rates, (2,))
+    if rates.min() < 0:
+      raise ValueError(f'it returned a negative learning rate, {rates.min()}')
   with user_code.refusing('optimizer.name', changes.name):
     gradient = {'kernel': _TERM, 'scale': jax.ShapeDtypeStruct((3,), np.float32)}
-    _check_types(functools.partial(_first_update, changes), [gradient], gradient)
+    first = functools.partial(_first_update, optimizer.OPTIMIZERS[changes.name](changes))
+    _check_types(first, [gradient], gradient)
+    update = first({name: jnp.ones(leaf.shape) for name, leaf in gradient.items()})
+    if sum(leaf.sum() for leaf in update.values()) < 0:
+      raise ValueError(
+        'its updates point against the gradient. The sign and the learning rate are applied '
+        'afterward, so return a transformation such as optax.scale_by_adam(), not optax.adam(…)'
+      )
 
 
-def _first_update(config: optimizer.OptimizerConfig, gradient: dict[str, jax.Array]) -> Any:
-  transformation = optimizer.make(config, num_updates=2)
-  return transformation.update(gradient, transformation.init(gradient), gradient)[0]
+def _first_update(own: optax.GradientTransformation, gradient: dict[str, jax.Array]) -> Any:
+  state = own.init(gradient)
+  return own.update(gradient, state, gradient)[0]
+
+
+def _fixed(array: np.ndarray) -> np.ndarray:
+  """Make an array read-only, so that a function that modifies its arguments fails."""
+  array.flags.writeable = False
+  return array
 
 
 def _check_numbers(values: Any, *shapes: tuple[int, ...]) -> None:
