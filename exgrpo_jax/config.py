@@ -265,7 +265,7 @@ def evaluate_file(
   """
   function = f'get_{kind}'
   if os.getcwd() not in sys.path:
-    sys.path.append(os.getcwd())  # the file may import modules next to it
+    sys.path.append(os.getcwd())  # the file may import modules there
   try:
     definitions = runpy.run_path(path)
     if function not in definitions:

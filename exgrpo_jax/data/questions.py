@@ -229,9 +229,7 @@ def check_form(spec: str) -> None:
   """Raise InputError unless a spec has one of the forms above, without looking for the data."""
   base = split_spec(spec)[0]
   name, _, split = base.rpartition(':')
-  is_split = base.startswith(reasoning_gym.PREFIX) or (
-    name and split and not set(base) & set('[({')
-  )
+  is_split = base.startswith(reasoning_gym.PREFIX) or (name and split and '[' not in base)
   if is_split or base.endswith(ENDINGS) or row_files.task_file(base):
     return
   folder = f" '{base}' is a folder: name its files, as in {base}/*.jsonl." * os.path.isdir(base)

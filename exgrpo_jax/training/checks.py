@@ -88,12 +88,12 @@ def _check_functions(config: RunConfig) -> None:
       _check_numbers(replay.bucket_log_weights(config.replay, 3), (3,))
     elif weigh := question_rules.RULES[selection]:
       stored = [[Trajectory(np.zeros(2, np.int32), -np.ones(2, np.float32), 1.0, step=1)]] * 3
-      few = map(_fixed, (np.arange(3), np.float64([0.25, 0.5, 0.75]), np.float64([1, 2, 3])))
-      _check_numbers(weigh(question_rules.Questions(*few, stored)), (3,))
+      few = np.broadcast_to([[0, 1, 2], [0.25, 0.5, 0.75], [1, 2, 3]], (3, 3))  # read-only
+      _check_numbers(weigh(question_rules.Questions(few[0].astype(int), *few[1:], stored)), (3,))
   with user_code.refusing('objective.baseline', own.baseline):
     if baseline := advantages.BASELINES[own.baseline]:
-      reward_QK = _fixed(np.float32([[0, 1, 0], [1, 1, 1]]))
-      mean_QK = baseline(reward_QK, _fixed(np.zeros((2, 3), bool)))
+      reward_QK = np.broadcast_to(np.float32([[0, 1, 0], [1, 1, 1]]), (2, 3))  # read-only
+      mean_QK = baseline(reward_QK, np.zeros((2, 3), bool))
       _check_numbers(mean_QK, (2, 3), (2, 1))
   with user_code.refusing('optimizer.schedule', changes.schedule):
     schedule = optimizer.SCHEDULES[changes.schedule](changes.learning_rate, 2)
@@ -116,12 +116,6 @@ def _check_functions(config: RunConfig) -> None:
 def _first_update(own: optax.GradientTransformation, gradient: dict[str, jax.Array]) -> Any:
   state = own.init(gradient)
   return own.update(gradient, state, gradient)[0]
-
-
-def _fixed(array: np.ndarray) -> np.ndarray:
-  """Make an array read-only, so that a function that modifies its arguments fails."""
-  array.flags.writeable = False
-  return array
 
 
 def _check_numbers(values: Any, *shapes: tuple[int, ...]) -> None:

@@ -16,6 +16,7 @@ import optax
 import pytest
 from optax import contrib
 
+import exgrpo_jax
 from exgrpo_jax.algorithm import (
   advantages,
   losses,
@@ -243,15 +244,8 @@ def test_the_boards_can_be_played():
 
 
 HEADINGS = ('loss term', 'fresh loss term', 'baseline', 'batch baseline', 'question rule')
-HEADINGS += (
-  'selection rule',
-  'optimizer',
-  'model family',
-  'data source',
-  'verifier',
-  'sampler',
-  'callback',
-)
+HEADINGS += ('selection rule', 'optimizer', 'model family', 'data source', 'verifier', 'sampler')
+HEADINGS += ('callback',)
 BLOCKS = dict(zip(HEADINGS, python_of('extending.md'), strict=True))
 
 
@@ -351,6 +345,10 @@ def test_a_rule_for_questions_is_not_called_while_none_are_stored():
   config = settings_with(replay=('question_selection', 'oldest')).replay
   empty, rng = replay.Buffer({}, started=True), np.random.default_rng(0)
   assert replay.draw_questions(config, empty, 2, 8, 6, rng) == []
+
+
+def test_the_library_exports_the_error_that_users_can_fix():
+  assert exgrpo_jax.InputError is InputError
 
 
 def test_a_config_file_may_import_a_module_from_the_current_folder(tmp_path, monkeypatch):
