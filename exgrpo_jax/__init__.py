@@ -7,6 +7,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+  from exgrpo_jax.errors import InputError
   from exgrpo_jax.evaluation.responses import sample
   from exgrpo_jax.evaluation.scores import score
   from exgrpo_jax.experiment.config_files import load_config
@@ -15,11 +16,12 @@ if TYPE_CHECKING:
   from exgrpo_jax.training.session import open_run
 
 __version__ = '0.1.0'
-__all__ = ['judge', 'load_config', 'open_policy', 'open_run', 'sample', 'score']
+__all__ = ['InputError', 'judge', 'load_config', 'open_policy', 'open_run', 'sample', 'score']
 
 # Imported on first use, because grading workers must start without JAX. No function may share its
 # name with a module in this folder, because importing that module would replace the function.
 _HOMES = {
+  'InputError': 'exgrpo_jax.errors',
   'judge': 'exgrpo_jax.grading.verifier',
   'load_config': 'exgrpo_jax.experiment.config_files',
   'open_policy': 'exgrpo_jax.experiment.policies',

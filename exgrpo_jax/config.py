@@ -10,9 +10,11 @@ import difflib
 import functools
 import inspect
 import itertools
+import os
 import pathlib
 import re
 import runpy
+import sys
 import traceback
 import typing
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -262,6 +264,8 @@ def evaluate_file(
   with flag and line if the file fails, lacks the function, or returns a result that fails `check`.
   """
   function = f'get_{kind}'
+  if os.getcwd() not in sys.path:
+    sys.path.append(os.getcwd())  # the file may import modules there
   try:
     definitions = runpy.run_path(path)
     if function not in definitions:

@@ -76,7 +76,10 @@ def group_advantages(
     advantage_QK *= ~is_replay_QK
   if normalize_std != 'off':
     ddof = {'population': 0, 'sample': 1}[normalize_std]
-    advantage_QK /= shifted_QK.std(axis=1, ddof=ddof, keepdims=True) + 1e-6
+    std_Q1 = shifted_QK.std(axis=1, ddof=ddof, keepdims=True) + 1e-6
+    if own_baseline:  # may give equal rewards an advantage, which 1e-6 would blow up
+      std_Q1 = np.where(std_Q1 > 1e-6, std_Q1, np.float32(1))
+    advantage_QK /= std_Q1
   return advantage_QK
 
 

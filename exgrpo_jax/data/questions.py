@@ -184,17 +184,9 @@ def _files(config: DataConfig, spec: str, base: str) -> tuple[list[RowFile], str
   elif found := named_sets.on_hub(config.cache_dir, base):
     paths, source = named_sets.files(found), found.repository.name
   else:
+    check_form(spec)
     name, _, split = base.rpartition(':')
-    if name and split:
-      return [named_sets.of_tfds(config.cache_dir, spec, name, split)], name
-    raise InputError(
-      f"the data spec '{spec}' is not valid. It must be an embedded task's split ("
-      f'{", ".join(f"{task}:train" for task in TASKS)}), a file that ends in '
-      f'{", ".join(ENDINGS)}, a Python task (mine.py:train), a reasoning_gym task '
-      '(reasoning_gym:chain_sum:train), or a split of a Hub dataset (owner/name:config:split) or '
-      'a TFDS dataset (name:split). Columns such as {question=problem,answer=key} and a slice '
-      'such as [:640] may follow.'
-    )
+    return [named_sets.of_tfds(config.cache_dir, spec, name, split)], name
   return [row_files.row_file(path) for path in paths], source
 
 
@@ -233,6 +225,24 @@ def check_prompts(spec: str, lengths: np.ndarray, limit: int, overlong: str) -> 
 
 
 # ---- Data specs ----
+
+
+def check_form(spec: str) -> None:
+  """Raise InputError unless a spec has one of the forms above, without looking for the data."""
+  base = split_spec(spec)[0]
+  name, _, split = base.rpartition(':')
+  is_split = base.startswith(reasoning_gym.PREFIX) or (name and split and '[' not in base)
+  if is_split or base.endswith(ENDINGS) or row_files.task_file(base):
+    return
+  folder = f" '{base}' is a folder: name its files, as in {base}/*.jsonl." * os.path.isdir(base)
+  raise InputError(
+    f"the data spec '{spec}' is not valid.{folder} It must be an embedded task's split ("
+    f'{", ".join(f"{task}:train" for task in TASKS)}), a file that ends in '
+    f'{", ".join(ENDINGS)}, a Python task (mine.py:train), a reasoning_gym task '
+    '(reasoning_gym:chain_sum:train), or a split of a Hub dataset (owner/name:config:split) or '
+    'a TFDS dataset (name:split). Columns such as {question=problem,answer=key} and a slice '
+    'such as [:640] may follow.'
+  )
 
 
 def split_spec(spec: str) -> tuple[str, str]:

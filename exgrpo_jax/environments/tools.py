@@ -19,7 +19,6 @@ For functions with simple types, chat templates receive the same description tha
 `transformers.utils.get_json_schema` returns.
 """
 
-import asyncio
 import inspect
 import json
 import re
@@ -31,7 +30,7 @@ from typing import Any, NamedTuple
 from exgrpo_jax.environments.environment import Messages, Observation, Task
 from exgrpo_jax.grading import verifier
 from exgrpo_jax.grading.answers import extraction
-from exgrpo_jax.workers.user_code import ERRORS, on_a_line
+from exgrpo_jax.workers.user_code import ERRORS, awaited, on_a_line
 
 _ERROR = 'error: '  # prefix of the reply to a failed call
 _LONGEST = 4000  # characters of a result; longer results lose their middle
@@ -39,7 +38,6 @@ _QWEN = re.compile(r'<tool_call>(.*?)</tool_call>', re.DOTALL)
 _LLAMA = re.compile(r'\s*(?:<\|python_tag\|>)?\s*(\{.*\})\s*', re.DOTALL)
 _TYPES = {str: 'string', int: 'integer', float: 'number', bool: 'boolean', dict: 'object'}
 _SECTIONS = ('Args:', 'Returns:', 'Raises:')
-_RUNNER = asyncio.Runner()  # one event loop, because async tools may keep their connections
 
 
 class Call(NamedTuple):
@@ -92,7 +90,7 @@ class Tools:
     if call.name not in self.functions:
       return f'{_ERROR}there is no tool {call.name}, only {", ".join(self.functions)}'
     try:
-      text = str(_awaited(self.functions[call.name](**call.arguments)))
+      text = str(awaited(self.functions[call.name](**call.arguments)))
     except MemoryError:
       raise
     except ERRORS as error:
@@ -117,14 +115,9 @@ def _rewards(states: Sequence[Any]) -> Iterator[float]:
   """Yield the reward of each state that has one."""
   for state in states:
     if hasattr(state, 'get_reward'):
-      yield _awaited(state.get_reward())
+      yield awaited(state.get_reward())
     elif hasattr(state, 'reward'):
       yield state.reward
-
-
-def _awaited(result: Any) -> Any:
-  """Return a tool's result; if it is a coroutine, run it first."""
-  return _RUNNER.run(result) if inspect.iscoroutine(result) else result
 
 
 def _answered(results: Sequence[str]) -> Observation:

@@ -72,11 +72,11 @@ class RewardFunction:
   def of_one(self, row: Mapping[str, Any]) -> float:
     """Compute one response's reward; raises ValueError or the function's own error."""
     arguments = {name: values[0] for name, values in self.arguments([row]).items()}
-    return _checked(self.function(**arguments))
+    return _checked(user_code.awaited(self.function(**arguments)))
 
   def of_batch(self, rows: Sequence[Mapping[str, Any]]) -> list[float]:
     """Compute the rewards of a batch, passing lists to the function; raises as `of_one` does."""
-    values = list(self.function(**self.arguments(rows)))
+    values = list(user_code.awaited(self.function(**self.arguments(rows))))
     if len(values) != len(rows):
       raise ValueError(
         f'it returned {counted(len(values), "number")} for {counted(len(rows), "response")}'

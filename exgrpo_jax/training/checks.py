@@ -3,6 +3,7 @@
 import functools
 import hashlib
 import json
+import os
 import reprlib
 from typing import Any
 
@@ -21,7 +22,7 @@ from exgrpo_jax.grading import pool
 from exgrpo_jax.learner import optimizer, storage
 from exgrpo_jax.reporting import metrics
 from exgrpo_jax.rollout import stages
-from exgrpo_jax.runtime import compilations, environment
+from exgrpo_jax.runtime import compilations, environment, hub
 from exgrpo_jax.runtime.environment import QUESTIONS
 from exgrpo_jax.runtime.workdir import (
   check_hosts,
@@ -49,6 +50,8 @@ def check_command(values: ConfigDict | None, workdir: str | None) -> RunConfig:
   learnt = (config.warm_start.data,) * bool(config.warm_start.num_updates)
   for spec in (config.data.train, *config.data.evaluated, *learnt):
     base = questions.split_spec(spec)[0]
+    if os.path.exists(base) or not hub.parse('dataset', base):  # a Hub name may still lack a split
+      questions.check_form(spec)
     if task := row_files.task_file(base):
       row_files.existing(task[0])
     elif base.endswith(row_files.ENDINGS) and '://' not in base:
@@ -85,13 +88,16 @@ def _check_functions(config: RunConfig) -> None:
   with user_code.refusing('optimizer.schedule', changes.schedule):
     schedule = optimizer.SCHEDULES[changes.schedule](changes.learning_rate, 2)
     jax.eval_shape(schedule, jax.ShapeDtypeStruct((), np.int32))  # an update traces it
-    _check_numbers(np.stack([schedule(update) for update in range(2)]), (2,))
+    _check_numbers(np.stack([schedule(update) for update in range(2)]), (2,), lowest=0)
   with user_code.refusing('optimizer.name', changes.name):
     params = {'kernel': jnp.ones((2, 3)), 'scale': jnp.ones(3)}
     found, wanted = jax.jit(functools.partial(_first_update, changes))(params)
     _check_types(found, wanted, exact=True)
     if sum(leaf.sum() for leaf in jax.tree.leaves(found[0])) < 0:
-      raise ValueError('its result points against the gradient, but the rate is subtracted later')
+      raise ValueError(
+        'its updates point against the gradient. The sign and the learning rate are applied '
+        'afterward, so return a transformation such as optax.scale_by_adam(), not optax.adam(…)'
+      )
 
 
 def _try_question_rule(config: replay.ReplayConfig, num_rollouts: int) -> None:

@@ -1,7 +1,9 @@
 """Loading of user code named in a config, and summaries of its errors."""
 
 import contextlib
+import functools
 import importlib
+import inspect
 import os
 import sys
 import sysconfig
@@ -47,11 +49,24 @@ def load(spec: str, what: str = 'function') -> Any:
   First adds the current folder to sys.path if it is missing.
   """
   module, _, name = spec.partition(':')
-  if not (module and name):
-    raise ValueError(f"it does not have the form 'package.module:{what}'")
+  if not (module and name) or module.endswith('.py'):
+    raise ValueError(f"it does not have the form 'package.module:{what}', without .py")
   if os.getcwd() not in sys.path:
     sys.path.append(os.getcwd())
   return getattr(importlib.import_module(module), name)
+
+
+def awaited(result: Any) -> Any:
+  """Return a function's result; if it is a coroutine, run it first."""
+  return _runner().run(result) if inspect.iscoroutine(result) else result
+
+
+@functools.cache
+def _runner() -> Any:
+  """Make the one event loop, because async functions may keep their connections."""
+  import asyncio  # takes a tenth of a second, and workers must start instantly
+
+  return asyncio.Runner()
 
 
 @contextlib.contextmanager
@@ -62,13 +77,12 @@ def refusing(key: str, spec: str) -> Iterator[None]:
   except InputError:
     raise
   except ERRORS as error:
-    needed = "'name', with a function like those in docs/extending.md"
+    needed = 'Correct the function as shown in docs/extending.md'
     if key in _NEEDED:
       place = 'the folder where the run is started'
-      needed = f'{_NEEDED[key]}. Its module must be importable from {place}'
+      needed = f'Set a value of the form {_NEEDED[key]}. Its module must be importable from {place}'
     raise InputError(
-      f'config.{key}: {spec!r} cannot be used ({summarize(error)}). Set a value of the form '
-      f'{needed}.'
+      f'config.{key}: {spec!r} cannot be used ({summarize(error)}). {needed}.'
     ) from error
 
 

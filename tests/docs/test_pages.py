@@ -7,6 +7,7 @@ import http.server
 import itertools
 import json
 import re
+import sys
 import threading
 
 import jax
@@ -16,6 +17,7 @@ import optax
 import pytest
 from optax import contrib
 
+import exgrpo_jax
 from exgrpo_jax.algorithm import (
   advantages,
   losses,
@@ -240,8 +242,8 @@ def test_the_boards_can_be_played():
 # ---- docs/extending.md ----
 
 
-HEADINGS = ('loss term', 'fresh loss term', 'baseline', 'question rule', 'selection rule')
-HEADINGS += ('optimizer', 'model family', 'sampler', 'callback')
+HEADINGS = ('loss term', 'fresh loss term', 'baseline', 'batch baseline', 'question rule')
+HEADINGS += ('selection rule', 'optimizer', 'model family', 'sampler', 'callback')
 BLOCKS = dict(zip(HEADINGS, python_of('extending.md'), strict=True))
 
 
@@ -304,6 +306,21 @@ def test_a_baseline():
   rewards = np.float32([[1, 0, 0, 0], [1, 1, 1, 1]])
   found = advantages.group_advantages(rewards, baseline=baseline)
   np.testing.assert_allclose(found, [[1, -1 / 3, -1 / 3, -1 / 3], [0, 0, 0, 0]], rtol=1e-6)
+  equal = advantages.group_advantages(np.full((1, 8), 0.1, np.float32), 'sample', baseline=baseline)
+  np.testing.assert_allclose(equal, 0, atol=1e-6)
+
+
+def test_a_baseline_that_normalizes_over_the_batch():
+  run(BLOCKS['batch baseline'])
+  rewards = np.float32([[1, 0], [1, 1]])
+  found = advantages.group_advantages(rewards, baseline='batch_std')
+  np.testing.assert_allclose(found, [[1, -1], [0, 0]], atol=1e-3)
+
+
+def test_an_added_baseline_is_not_divided_by_the_deviation_of_equal_rewards():
+  advantages.BASELINES['half'] = lambda reward_QK, _: np.full_like(reward_QK, 0.5)
+  found = advantages.group_advantages(np.ones((1, 4), np.float32), 'sample', baseline='half')
+  assert found.tolist() == [[0.5] * 4]
 
 
 def test_a_rule_for_questions():
@@ -319,6 +336,29 @@ def test_a_rule_for_questions():
   # The ages are 1, 1, 6 and 1, so row 2 has log(7) of 3 log(2) + log(7), or 48%.
   share = np.log(7) / np.log(56)
   assert abs(rows.count(2) / 300 - share) < 3.3 * np.sqrt(share * (1 - share) / 300)
+
+
+def test_a_rule_for_questions_is_not_called_while_none_are_stored():
+  question_rules.RULES['oldest'] = lambda questions: questions.age_N / questions.age_N.max()
+  config = settings_with(replay=('question_selection', 'oldest')).replay
+  empty, rng = replay.Buffer({}, started=True), np.random.default_rng(0)
+  assert replay.draw_questions(config, empty, 2, 8, 6, rng) == []
+
+
+def test_the_library_exports_the_error_that_users_can_fix():
+  assert exgrpo_jax.InputError is InputError
+
+
+def test_a_config_file_may_import_a_module_from_the_current_folder(tmp_path, monkeypatch):
+  (tmp_path / 'mine_to_import.py').write_text('SEED = 5\n')
+  file = tmp_path / 'mine.py'
+  file.write_text(
+    'from mine_to_import import SEED\nfrom exgrpo_jax.configs import smoke\n'
+    'def get_config():\n  config = smoke.get_config()\n  config.seed = SEED\n  return config\n'
+  )
+  monkeypatch.chdir(tmp_path)
+  monkeypatch.setattr('sys.path', [*sys.path])
+  assert config_files.load_config(file).seed == 5
 
 
 def test_an_optimizer_and_a_schedule(tmp_path):
@@ -393,13 +433,14 @@ TABLES = {
     ('optimizer.schedule', lambda peak, _: peak, 'callable'),
     ('optimizer.schedule', lambda peak, _: lambda count: peak if count < 5 else 0, 'Tracer'),
     ('optimizer.schedule', lambda _, __: lambda ___: np.inf, 'not numbers of shape'),
+    ('optimizer.schedule', lambda _, __: lambda ___: -1.0, 'not numbers of shape'),
     ('optimizer.name', lambda _: optax.scale_by_rms(), None),
+    ('optimizer.name', lambda _: optax.adam(1e-3), 'its updates point against the gradient'),
     ('optimizer.name', lambda _: contrib.muon(-1.0), None),
     ('optimizer.name', lambda _: contrib.scale_by_muon(), 'pytree structure error'),
     ('optimizer.name', lambda _: optax.identity, "no attribute 'init'"),
     ('optimizer.name', lambda _: optax.scale_by_factored_rms(min_dim_size_to_factor=2), None),
     ('optimizer.name', lambda _: optax.apply_if_finite(optax.identity(), 2), None),
-    ('optimizer.name', lambda _: optax.sgd(0.1), 'points against the gradient'),
     ('optimizer.name', lambda _: optax.add_noise(0.1, 0.5, 0), 'dtype=key'),
     ('optimizer.name', lambda _: stateless(jnp.mean), r"'kernel': 'float32\[\]'"),
     ('optimizer.name', lambda _: counting(lambda count: jnp.stack([count] * 3)), r'int32\[3\]'),

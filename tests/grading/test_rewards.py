@@ -1,5 +1,6 @@
 """Built-in, custom and batched rewards, and the detection of code blocks."""
 
+import asyncio
 import dataclasses
 import math
 import re
@@ -101,6 +102,15 @@ def test_a_missing_column_is_none_alone_and_in_a_batch():
 
   assert made(reward).of_one({'length': 3}) == 1
   assert made(reward).of_batch([{'length': 3, 'bonus': 7}, {'length': 3, 'level': 2}]) == [-1, 2]
+
+
+def test_an_async_reward_is_awaited_alone_and_in_a_batch():
+  async def reward(length):
+    await asyncio.sleep(0)
+    return length
+
+  assert made(reward).of_one({'length': 3}) == 3
+  assert made(reward).of_batch([{'length': 3}, {'length': 4}]) == [3, 4]
 
 
 @pytest.mark.parametrize(
