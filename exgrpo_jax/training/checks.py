@@ -87,11 +87,12 @@ def _check_functions(config: RunConfig) -> None:
     jax.eval_shape(schedule, jax.ShapeDtypeStruct((), np.int32))  # an update traces it
     _check_numbers(np.stack([schedule(update) for update in range(2)]), (2,))
   with user_code.refusing('optimizer.name', changes.name):
-    params = {'kernel': jnp.ones((2, 3)), 'scale': jnp.ones(3)}
-    found, wanted = jax.jit(functools.partial(_first_update, changes))(params)
-    _check_types(found, wanted, exact=True)
-    if sum(leaf.sum() for leaf in jax.tree.leaves(found[0])) < 0:
-      raise ValueError('its result points against the gradient, but the rate is subtracted later')
+    if changes.name != 'adamw':  # compiling the trial takes a second
+      params = {'kernel': jnp.ones((2, 3)), 'scale': jnp.ones(3)}
+      found, wanted = jax.jit(functools.partial(_first_update, changes))(params)
+      _check_types(found, wanted, exact=True)
+      if sum(leaf.sum() for leaf in jax.tree.leaves(found[0])) < 0:
+        raise ValueError('its result points against the gradient, but the rate is subtracted later')
 
 
 def _try_question_rule(config: replay.ReplayConfig, num_rollouts: int) -> None:
