@@ -1,7 +1,7 @@
 """Full or LoRA training of a checkpoint on GSM8K or MATH, on one GPU (T4, 24, 40 or 80 GB).
 
 exgrpo train --config=one_gpu:qwen2_5_1_5b,40gb,gsm8k --workdir=/tmp/run
-After the colon, pass a model, a memory size and a data set, in any order. The defaults are
+After the colon, pass a model, a memory size and a dataset, in any order. The defaults are
 qwen2_5_0_5b, 24gb and gsm8k. `exgrpo doctor` suggests a choice for your machine.
 docs/one_gpu.md lists the combinations that should fit. None of these configs has been run yet.
 """

@@ -2,6 +2,7 @@
 
 import difflib
 import importlib
+import os
 import signal
 import sys
 
@@ -17,16 +18,16 @@ COMMANDS = {
   'Inspect': {
     'report': 'show a run as one HTML page, down to every token',
     'generate': 'print responses to a prompt',
-    'data': 'show a data set as a model sees it, or prefilter its questions',
+    'data': 'show a dataset as a model sees it, or prefilter its questions',
     'verify': 'explain why a response was judged correct or wrong',
   },
   'Measure': {
-    'evaluate': "measure a policy's pass@1, avg@k and pass@k on data sets or a suite",
+    'evaluate': "measure a policy's pass@1, avg@k and pass@k on datasets or a suite",
     'capacity': 'estimate what fits on a TPU slice or a GPU, without needing one',
     'doctor': "report this machine's hardware and problems, and a config that fits it",
   },
   'Convert': {
-    'prepare': 'turn a public data set into training questions, or download a small model',
+    'prepare': 'turn a public dataset into training questions, or download a small model',
     'export': "write a run's policy or a GGUF file as a Hugging Face folder",
   },
 }
@@ -64,7 +65,12 @@ def main() -> None:
 
 
 def prepare_process() -> None:
-  """Set up the heap, the GPU memory share and Ctrl-C handling before any import starts threads."""
+  """Set up streams, heap, GPU memory share and Ctrl-C before any import starts threads."""
+  # A closed stream's number would go to the next opened file, and XLA writes its log to number 2.
+  while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
+    os.set_inheritable(number, True)
+  os.close(number)
+  sys.stdout, sys.stderr = sys.stdout or os.fdopen(1, 'w'), sys.stderr or os.fdopen(2, 'w')
   machine.keep_pages()
   machine.take_share()
   # Ctrl-C ends a command without a traceback, as SIGTERM does, unless the parent ignores SIGINT.

@@ -4,8 +4,8 @@ Each row of a step belongs to one of three parts. 'fresh' contains the rows of g
 replay, 'replayed' contains the stored successes, and 'fresh_in_mixed_groups' contains the fresh
 rows of groups with a stored success. The policy gradients of the parts add up to the step's
 gradient. Each part's gradient is compared with the on-policy gradient of held-out questions. Both
-use the parameters before the update, so the step is one minibatch in which fresh tokens have ratio
-1. The entropy bonus and the KL term do not belong to any part and are left out.
+use the parameters before the update, so the step is treated as one minibatch in which fresh tokens
+have ratio 1. The entropy bonus and the KL term do not belong to any part and are left out.
 """
 
 import dataclasses
@@ -32,7 +32,7 @@ from exgrpo_jax.training.run import Run
 class Alignment:
   """A callback that compares gradients in some steps without changing the run.
 
-  The held-out questions come from the first data set in config.data.validation or, if this setting
+  The held-out questions come from the first dataset in config.data.validation or, if this setting
   is empty, in config.data.evaluation.
   """
 
@@ -70,7 +70,7 @@ class Alignment:
     if len(data.questions) < self.questions:
       raise InputError(
         f'{given} needs {self.questions} distinct questions for a comparison, but {data.spec} has '
-        f'only {counted(len(data.questions), "question")}. Use a larger data set.'
+        f'only {counted(len(data.questions), "question")}. Use a larger dataset.'
       )
 
   def collect(self, run: Run, params: model.Params, step: int) -> Batch:
@@ -187,7 +187,7 @@ def _has_signal(batch: Batch) -> bool:
 def _compare(gradient: model.Params, towards: model.Params) -> tuple[jax.Array, jax.Array]:
   """Return (cosine, projection) of `gradient` along `towards`, or NaN if `towards` is 0."""
 
-  # Summed in float32. An accelerator may compute a dot product in bfloat16.
+  # Products are summed in float32. An accelerator may compute a dot product in bfloat16.
   def inner(left: model.Params, right: model.Params) -> jax.Array:
     products = jax.tree.map(lambda x, y: jnp.sum(x * y, dtype=jnp.float32), left, right)
     return jax.tree.reduce(jnp.add, products)

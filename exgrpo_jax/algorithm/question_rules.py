@@ -16,15 +16,15 @@ class Questions(NamedTuple):
 
   row_N: np.ndarray  # in the data source
   correctness_N: np.ndarray  # the pass rate of the question's latest group
-  age_N: np.ndarray  # steps since the question's newest success was sampled
-  trajectories: Sequence[Sequence[Trajectory]]  # stored successes, oldest first
+  age_N: np.ndarray  # steps since the question's newest stored trajectory was sampled
+  trajectories: Sequence[Sequence[Trajectory]]  # oldest first; with store='all', also failures
 
 
 # config.replay.question_selection -> a function from the bucket numbers 0 … K - 1, K and the
 # ReplayConfig to the log of each bucket's unnormalized probability: [K]. Questions in a bucket are
-# equally likely. All rules except 'hardest' are in the authors' code, and only 'gaussian' draws
-# bucket 0 (-inf elsewhere). The weights of 'hardest' differ by factors too large for float64, so it
-# exhausts each bucket before it draws from the next one.
+# equally likely. Only 'gaussian', the paper's rule, draws bucket 0; the others give it -inf. All
+# rules except 'hardest' are in the authors' code. The weights of 'hardest' differ by factors too
+# large for float64, so it exhausts each bucket before it draws from the next one.
 BUCKET_RULES: dict[str, Callable[[np.ndarray, int, Any], np.ndarray]] = {
   'gaussian': lambda k, num, config: -((k - num / 2) ** 2) / (2 * config.sigma**2),
   'linear': lambda k, num, _: np.log(k / num),

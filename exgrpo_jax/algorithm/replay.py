@@ -238,8 +238,7 @@ def _question_log_weights(
   if rule is None and config.max_age == config.age_decay == math.inf:
     return None  # avoids a pass over tens of thousands of questions
   entries = [buffer.entries[row] for row in row_N]
-  # The newest success comes last.
-  age_N = np.array([step - entry.trajectories[-1].step for entry in entries], float)
+  age_N = np.array([step - entry.trajectories[-1].step for entry in entries], float)  # newest last
   log_weight_N = np.where(age_N > config.max_age, -np.inf, -age_N / config.age_decay)
   if rule:
     correctness_N = np.array([entry.correctness for entry in entries])

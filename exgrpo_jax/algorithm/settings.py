@@ -97,7 +97,7 @@ class ReplayConfig:
   max_trajectories: int = setting(
     8,
     '[0, inf)',
-    'the number of newest successes to keep per question; keeping 8 takes about 6 GB of host '
+    'the number of most recent successes to keep per question; keeping 8 takes about 6 GB of host '
     'memory for 46,000 questions and 2,000 tokens per success; 0 means no limit',
     f"{OURS}; authors' code, 0",
   )

@@ -40,7 +40,7 @@ def examine(config: RunConfig, topology: str, lengths_spec: str, evaluated: int)
   """Print and return whether a config fits a slice and, if it compiles, how fast it runs.
 
   `topology` has the form 'v5e:8x8'. For `lengths_spec` see `lengths.draw`. `evaluated` is the
-  number of evaluation questions, summed over all data sets.
+  number of evaluation questions, summed over all datasets.
   """
   chip = devices.chip_of(topology)
   work = step.workload(config, lengths_spec, evaluated)  # before anything is compiled

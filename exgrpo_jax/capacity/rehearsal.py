@@ -49,7 +49,8 @@ def run(experiment: Experiment) -> None:
   if peaks[fullest] > limit:
     raise InputError(
       f'the program {fullest} needs {peaks[fullest] / 1e9:.1f} GB, but the device has only '
-      f'{limit / 1e9:.1f} GB. Lower config.rollout.slots or config.microbatch.tokens.'
+      f'{limit / 1e9:.1f} GB. Lower config.rollout.slots or config.microbatch.tokens, or use a '
+      'smaller model.'
     )
 
 

@@ -67,8 +67,8 @@ def main(args: command_line.Args) -> None:
   )
   if args.fit and not args.device:
     raise InputError(
-      '--fit: this flag requires --device, because every trial with --topology requires a '
-      'compilation. Replace --topology with --device, or remove --fit.'
+      '--fit: this flag requires --device, because every trial with --topology has to be '
+      'compiled. Replace --topology with --device, or remove --fit.'
     )
   config = with_counted_length(parse_config(args.config))
   config = with_folders(config, config.model.path)  # in case the config does not set the shape

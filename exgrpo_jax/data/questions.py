@@ -6,8 +6,8 @@ A spec is one of
   path/to/x-*.parquet   several files, sorted by name
   path/to/x.py:train    a Python task: a function that returns rows
   reasoning_gym:chain_sum(max_terms=3):train   reasoning_gym tasks, see reasoning_gym.py
-  owner/name:config:split   a Hugging Face Hub data set, see named_sets.py
-  tfds_name:split       a TFDS data set, such as math_dataset:train
+  owner/name:config:split   a Hugging Face Hub dataset, see named_sets.py
+  tfds_name:split       a TFDS dataset, such as math_dataset:train
 and may end in column names, {question=problem,answer=key}, and a slice in TFDS syntax:
 [:640], [100:200], [:10%].
 Data is prepared once (see store.py). After that, rows are read by index on demand.
@@ -120,7 +120,7 @@ def load_set(
 
 
 def settle(config: DataConfig, spec: str) -> None:
-  """Make all hosts agree on the commit to read if `spec` names a Hub data set.
+  """Make all hosts agree on the commit to read if `spec` names a Hub dataset.
 
   All hosts must call it before `load`. Raises InputError if the data is neither on the Hub nor in
   the cache.
@@ -173,7 +173,7 @@ def load(config: DataConfig, spec: str) -> Dataset:
 
 
 def _files(config: DataConfig, spec: str, base: str) -> tuple[list[RowFile], str]:
-  """Return a spec's files and the source for rows without a source column ('' means its name).
+  """Return a spec's files and the source for rows without a source column ('': the file name).
 
   The spec must not name an embedded task.
   """
@@ -191,8 +191,8 @@ def _files(config: DataConfig, spec: str, base: str) -> tuple[list[RowFile], str
       f"the data spec '{spec}' is not valid. It must be an embedded task's split ("
       f'{", ".join(f"{task}:train" for task in TASKS)}), a file that ends in '
       f'{", ".join(ENDINGS)}, a Python task (mine.py:train), a reasoning_gym task '
-      '(reasoning_gym:chain_sum:train), or a split of a Hub data set (owner/name:config:split) or '
-      'a TFDS data set (name:split). Columns such as {question=problem,answer=key} and a slice '
+      '(reasoning_gym:chain_sum:train), or a split of a Hub dataset (owner/name:config:split) or '
+      'a TFDS dataset (name:split). Columns such as {question=problem,answer=key} and a slice '
       'such as [:640] may follow.'
     )
   return [row_files.row_file(path) for path in paths], source

@@ -210,7 +210,7 @@ def parse(spec: str, text: str) -> list[Task]:
   try:
     tree = ast.parse(text, mode='eval').body
   except (SyntaxError, ValueError) as error:
-    raise InputError(f"{spec}: '{text}' does not name tasks. {_FORM}.") from error
+    raise InputError(f"{spec}: '{text}' is not a valid list of tasks. {_FORM}.") from error
   return list(_tasks(spec, tree, 1))
 
 
@@ -226,7 +226,7 @@ def _tasks(spec: str, node: ast.expr, weight: float) -> Iterator[Task]:
     case ast.Call(ast.Name(name), [], keywords) if all(keyword.arg for keyword in keywords):
       yield _task(spec, name, keywords, weight)
     case _:
-      raise InputError(f"{spec}: '{ast.unparse(node)}' does not name tasks. {_FORM}.")
+      raise InputError(f"{spec}: '{ast.unparse(node)}' is not a valid list of tasks. {_FORM}.")
 
 
 def _task(spec: str, name: str, keywords: Sequence[ast.keyword], weight: float) -> Task:

@@ -1,7 +1,7 @@
-"""Convert the rows of a file or data set to records.
+"""Convert the rows of a file or dataset to records.
 
 `recognize` finds the question, answer and other columns: the user may name them, KNOWN_SETS lists
-them for public data sets, and other data may use common names. `of_file` then converts each row.
+them for public datasets, and other data may use common names. `of_file` then converts each row.
 """
 
 import dataclasses
@@ -33,7 +33,7 @@ def task_record(question: str, answer: int, solution: str, source: str) -> Recor
 
 # Texts that mean "no answer": markers in NuminaMath-like data, or missing values as text.
 NO_ANSWERS = ('proof', 'notfound', 'nan', 'null', '<na>')
-# Common column names. A data set may have at most one name from each line.
+# Common column names. A dataset may have at most one name from each line.
 _QUESTIONS = ('question', 'problem', 'prompt', 'messages')
 _ANSWERS = ('answer', 'final_answer')
 _SOLUTION = 'solution'
@@ -65,9 +65,9 @@ class Fields(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-  """A data set's columns by role; 'a.b' is field b of the structs in column a."""
+  """A dataset's columns by role; 'a.b' is field b of the structs in column a."""
 
-  name: str  # the data set's name in messages
+  name: str  # the dataset's name in messages
   question: str  # text, or chat messages
   known_by: tuple[str, ...] = ()  # columns that identify a known set; it may have more
   answer: str = ''  # if '', extracted from the solution or the last assistant turn
@@ -221,7 +221,7 @@ def _only(names: Sequence[str], columns: Sequence[str], key: str, place: str) ->
   found = [name for name in names if name in columns]
   if len(found) > 1:
     raise InputError(
-      f'{place}: {quote(found)} could each be the {key} (has: {quote(columns)}). Set '
+      f'{place}: any of {quote(found)} could be the {key} (columns: {quote(columns)}). Set '
       f'config.data.{key}_field to one of them, or end the data spec with {{{key}=COLUMN}}.'
     )
   return found[0] if found else ''
@@ -295,7 +295,7 @@ def record(
     turn = last['content']
   if not any(message['role'] == 'user' for message in messages):
     raise InputError(
-      f"{place}: '{layout.question}' has no message with the role 'user', so there is no question. "
+      f"{place}: '{layout.question}' has no message with the 'user' role, so there is no question. "
       'Add a user message.'
     )
   worked_out = _present(row, layout.solution, place)
@@ -340,7 +340,7 @@ def _options(layout: Layout, row: Mapping[str, Any], place: str) -> list[str]:
     raise InputError(
       f"{place}: field '{layout.options}' is {reprlib.repr(found)}. It must be a list of 2 to 26 "
       'options to choose from, each text or a number. Correct it, or end the data spec with '
-      f'{{question={layout.question}}} to add no options.'
+      f'{{question={layout.question}}} to leave the options out.'
     )
   return given
 

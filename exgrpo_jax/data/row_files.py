@@ -47,7 +47,7 @@ class Table(NamedTuple):
 
 
 class RowFile(NamedTuple):
-  """A file or a data set's split, opened only if its content has not been prepared yet."""
+  """A file or a dataset's split, opened only if its content has not been prepared yet."""
 
   path: str  # for messages
   digest: Callable[[], str]  # returns a digest of the content

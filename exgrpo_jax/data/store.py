@@ -1,6 +1,6 @@
-"""Prepared data: a data set's records and prompt tokens, written once and then memory-mapped.
+"""Prepared data: a dataset's records and prompt tokens, written once and then memory-mapped.
 
-Each data set has a folder named after a hash of everything that shapes the records. It contains:
+Each dataset has a folder named after a hash of everything that shapes the records. It contains:
 
   facts.json     each split's row count, and how the rows were read
   SPLIT.arrow    a split's records
@@ -64,7 +64,7 @@ class LeftOut(NamedTuple):
 
 
 class Store:
-  """A data set's prepared splits. Rows are read on demand."""
+  """A dataset's prepared splits. Rows are read on demand."""
 
   def __init__(self, folder: pathlib.Path) -> None:
     facts: Facts = json.loads((folder / _FACTS).read_text())
@@ -97,14 +97,14 @@ class Store:
 def prepared(
   cache_dir: str, name: str, key: str, make: Callable[[Facts], Mapping[str, Iterable[Record]]]
 ) -> Store:
-  """Return the data set with this key, preparing it first if it is missing or damaged.
+  """Return the dataset with this key, preparing it first if it is missing or damaged.
 
   Handles concurrent calls and killed processes: each process writes to its own folder, and the
   first to finish renames its folder. Raises InputError if the data cannot be stored.
 
   Args:
     cache_dir: the cache folder; '' means TFDS's folder.
-    name: the data set's name, used as a prefix of its folder's name.
+    name: the dataset's name, used as a prefix of its folder's name.
     key: everything that shapes the records.
     make: returns the records of each split. Its argument is a dict to which it may add facts; they
       are written after all records. Exceptions propagate.
@@ -238,7 +238,7 @@ CONFLICT = 'conflicting answers to the same question'
 
 
 class Answers:
-  """A data set's answers, collected row by row to find conflicts.
+  """A dataset's answers, collected row by row to find conflicts.
 
   The verifier may treat answers as equal even if their texts differ, such as 1/2 and 0.5.
   """
@@ -303,14 +303,14 @@ class Dataset(Questions):
 
 
 class Prompts(Sequence[np.ndarray]):
-  """A data set's prompts, each an int32 [T] view of one array. Slicing returns a list."""
+  """A dataset's prompts, each an int32 [T] view of one array. Slicing returns a list."""
 
   def __init__(
     self, tokens: np.ndarray, begins: np.ndarray, lengths: np.ndarray, checksum: bytes
   ) -> None:
     self._tokens, self._begins = tokens, begins
     self.lengths = lengths  # int [prompts], in tokens
-    self.checksum = checksum  # covers all questions and prompts of the data set
+    self.checksum = checksum  # covers all questions and prompts of the dataset
 
   def __len__(self) -> int:
     return len(self.lengths)

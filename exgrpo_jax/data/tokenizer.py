@@ -29,7 +29,7 @@ _BYTES = 256  # byte-fallback pieces of a trained model, for characters not in i
 _RESERVED = 4  # reserved pieces of a trained model: padding, end, unknown, newline
 # Tags that mark the parts of a response. They are kept as text, even if they are special tokens.
 _TAGS = frozenset(f'<{end}{tag}>' for end in ('', '/') for tag in ('think', 'tool_call', 'answer'))
-# JSON files next to tokenizer.json that are read. Of the rest, only the chat template is read.
+# JSON files next to tokenizer.json that are parsed. Of the rest, only the chat template is used.
 _SETTINGS = ('tokenizer_config.json', 'generation_config.json', 'special_tokens_map.json')
 # Files next to tokenizer.json that exports keep: end and padding tokens, the chat template, files
 # that transformers needs to load it, and formats for older readers.
@@ -325,8 +325,8 @@ def _add_listed(model: tokenizers.Tokenizer, listed: Any, path: str) -> None:
   except (AttributeError, KeyError, TypeError, ValueError) as error:
     raise InputError(
       f'{path}: tokenizer_config.json contains added_tokens_decoder={reprlib.repr(listed)}, but it '
-      f"must map token ids to objects with a 'content' ({error!r}). Save the tokenizer again with "
-      'transformers.'
+      f"must map token ids to objects with a 'content' field ({error!r}). Save the tokenizer again "
+      'with transformers.'
     ) from error
   for id_, token in sorted(tokens.items()):
     model.add_tokens([token])
@@ -346,8 +346,8 @@ def _eos_ids(
   stops = stops if isinstance(stops, list) else [] if stops is None else [stops]
   if not all(type(id_) is int and id_ >= 0 for id_ in stops):
     raise InputError(
-      f'{path}: generation_config.json contains eos_token_id={stops}, but token ids are integers '
-      'from 0. Correct it, or remove it to use the eos_token of tokenizer_config.json.'
+      f'{path}: generation_config.json contains eos_token_id={stops}, but token ids are '
+      "non-negative integers. Correct it, or remove it to use tokenizer_config.json's eos_token."
     )
   ids += stops
   ids = ids or [vocabulary[name] for name in KNOWN_EOS if name in vocabulary]

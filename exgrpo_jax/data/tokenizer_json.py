@@ -286,7 +286,7 @@ def _ends(
   ids += [id_ for id_ in known if types[id_] == _CONTROL]
   if not ids:
     raise InputError(
-      f'{path}: no tokenizer.ggml.eos_token_id, so responses could not end. Convert the model '
+      f'{path}: no tokenizer.ggml.eos_token_id, so responses would never end. Convert the model '
       'again and include its end token.'
     )
   return list(dict.fromkeys(ids))

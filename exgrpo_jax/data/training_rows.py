@@ -1,4 +1,4 @@
-"""Convert a public data set's files to rows with verl's columns.
+"""Convert a public dataset's files to rows with verl's columns.
 
 Reads parquet and jsonl files that have verl's columns, like Elliott/Openr1-Math-46k-8192, or the
 columns `problem` and `answer`, like open-r1/OpenR1-Math-220k.

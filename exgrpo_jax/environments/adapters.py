@@ -1,6 +1,6 @@
 """TextArena and Gymnasium games as environments.
 
-The question is the game's name. The column `seed` selects an instance, and the column `options`
+The question is the game's name. The `seed` column selects an instance, and the `options` column
 contains the arguments for creating it:
 
   {"question": "Sokoban-v0", "answer": "won", "seed": 7, "options": {"num_boxes": 1}}
@@ -79,9 +79,9 @@ class TextArena:
 class Gymnasium:
   """A Gymnasium game with discrete actions, such as the toy text games.
 
-  A turn is an action's number, or its name if the column `actions` lists the names in order. The
-  prompt begins with the text in the column `rules`. The game is won if it ends with a reward of at
-  least the value in the column `won` (default 1).
+  A turn is an action's number, or its name if the `actions` column lists the names in order. The
+  prompt begins with the text in the `rules` column. The game is won if it ends with a reward of at
+  least the value in the `won` column (default 1).
   """
 
   def __init__(self) -> None:

@@ -22,7 +22,7 @@ _BINARY: Mapping[type, Callable[[Number, Number], Number]] = {
 _UNARY: Mapping[type, Callable[[Number], Number]] = {ast.UAdd: operator.pos, ast.USub: operator.neg}
 
 
-# The chat template shows this docstring to the model, so its words are part of the prompt.
+# The model sees this docstring in its prompt and the errors as replies. Keep their words.
 def calculate(expression: str) -> str:
   """Computes an arithmetic expression, with + - * / // % ** and parentheses.
 

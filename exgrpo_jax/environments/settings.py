@@ -34,7 +34,7 @@ class EnvironmentConfig:
     "'package.module:Class'; needs `environment.name=tools` or your own class that accepts tools",
   )
   max_turns: int = setting(
-    8, '[1, inf)', 'the maximum number of turns in an episode; an unfinished episode then fails'
+    8, '[1, inf)', 'the maximum number of turns; an episode that has not finished by then fails'
   )
   max_turn_tokens: int = setting(
     0, '[0, inf)', "a turn's maximum length, in tokens; 0 means the rest of rollout.max_response"
@@ -51,7 +51,9 @@ class EnvironmentConfig:
     'number of environment processes, each answering one turn at a time; 0 means one per core. If '
     'turns wait on something external, use one process per waiting episode',
   )
-  time_limit: float = setting(5.0, '(0, inf)', 'seconds to answer a turn; then the episode fails')
+  time_limit: float = setting(
+    5.0, '(0, inf)', 'time limit for answering a turn, in seconds; after that, the episode fails'
+  )
   memory_limit: int = setting(1024, '[1, inf)', 'MiB of memory that a worker may use for episodes')
   keep_caches: bool = setting(
     True,

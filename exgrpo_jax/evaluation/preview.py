@@ -29,7 +29,7 @@ _SHARES = (50, 90, 99, 100)  # percentiles
 
 
 class Prompts(NamedTuple):
-  """The lengths of all prompts in a data set, and the texts of the first few."""
+  """The lengths of all prompts in a dataset, and the texts of the first few."""
 
   unit: str
   lengths: np.ndarray  # int [questions], in `unit`

@@ -28,8 +28,8 @@ def sample(
   The same `seed` gives the same responses.
 
   Log-probabilities and entropies are in nats, under the sampling distribution or, at temperature 0,
-  under the distribution at temperature 1. Raises InputError if `prompts` is not a list of texts, if
-  a prompt is longer than config.rollout.max_prompt, or if the config has an environment.
+  under the distribution at temperature 1. Raises InputError if `prompts` is not a list of
+  strings, if a prompt is longer than config.rollout.max_prompt, or if there is an environment.
   """
   policies.check(policy)
   tokenizer, config = policy.experiment.tokenizer, policy.experiment.config
@@ -41,7 +41,7 @@ def sample(
   texts = list(prompts) if isinstance(prompts, Iterable) and not isinstance(prompts, str) else []
   if not texts or not all(isinstance(text, str) for text in texts):
     raise InputError(
-      f'prompts={prompts!r}: this must be a list of texts. Write a single prompt as '
+      f'prompts={prompts!r}: this must be a list of strings. Write a single prompt as '
       "['48+3-9+7'], and set config.prompt.system to the system message."
     )
   encoded = [np.array(tokenizer.encode(render(policy, text)), np.int32) for text in texts]

@@ -146,7 +146,7 @@ def by_source(records: Sequence[Record]) -> dict[str, list[Record]]:
 
 
 def table(scores: Mapping[str, float]) -> str:
-  """Format evaluation metrics: one line per data set and measure, with the 95% interval."""
+  """Format evaluation metrics: one line per dataset and measure, with the 95% interval."""
   lines = []
   width = max(len(name.removeprefix('eval/').rpartition('/')[0]) for name in scores)
   for name, value in scores.items():

@@ -1,4 +1,4 @@
-"""A summary of how the verifier reads a data set's ground truths, including odd ones."""
+"""A summary of how the verifier reads a dataset's ground truths, including odd ones."""
 
 import re
 from collections.abc import Sequence

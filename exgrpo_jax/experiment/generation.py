@@ -47,8 +47,8 @@ def make_rollout(experiment: Experiment, data: QuestionSet) -> stages.RolloutSet
   ):
     raise InputError(
       "config.replay.trajectory_selection='valid_steps': this selection needs a task that can "
-      f'check the steps of a response ({", ".join(STEP_CHECKERS)}), but {data.spec} has no '
-      'question from such a task. Choose another selection.'
+      f'check the steps of a response ({", ".join(STEP_CHECKERS)}), but {data.spec} contains no '
+      'questions from such a task. Choose another selection.'
     )
   return stages_of(experiment, data, Purpose.ROLLOUT)
 

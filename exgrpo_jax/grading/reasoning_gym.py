@@ -3,9 +3,9 @@ r"""Grading of reasoning_gym tasks with their own score_answer, where a score of
 score_answer receives the answer as written, from a box or from prose. If prose does not mark the
 answer with '####' or 'the answer is', the answer is the last number if the entry's answer is a
 number, and the last line otherwise. Most tasks compare character by character, so two more
-spellings are tried: the answer without decoration such as `\text{}`, `**`, `$` and quotes; and the
-entry's own spelling, if both answers are the same number. A formula is not a number, and a text
-that ends in a formula has no last number, because `32 - 67 =` may just repeat the question.
+variants are tried: the answer without decoration such as `\text{}`, `**`, `$` and quotes; and the
+entry's own form, if both answers are the same number. A formula is not a number, and text that
+ends in a formula has no last number, because `32 - 67 =` may just repeat the question.
 
 A worker imports the package when it receives the first response that needs the package, before that
 response's time limit starts.

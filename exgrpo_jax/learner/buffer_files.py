@@ -80,7 +80,7 @@ def read(folder: epath.Path) -> Buffer:
 def read_some(
   folder: epath.Path, rows: Sequence[int], max_tokens: int
 ) -> dict[int, tuple[Trajectory, ...]]:
-  """Read the stored trajectories of the questions `rows`: row -> trajectories, oldest first.
+  """Read the stored trajectories of the questions in `rows` as row -> trajectories, oldest first.
 
   Skips rows that are not in the buffer. Stops before the total exceeds `max_tokens` tokens.
   Raises the same errors as `read`.

@@ -171,7 +171,7 @@ class CheckpointConfig:
   every: int = setting(
     50, '[1, inf)', 'number of steps between checkpoints; the last step is always saved', AUTHORS
   )
-  keep: int = setting(2, '[1, inf)', 'the number of newest checkpoints to keep', AUTHORS)
+  keep: int = setting(2, '[1, inf)', 'the number of most recent checkpoints to keep', AUTHORS)
 
 
 class DamagedError(Exception):
@@ -350,7 +350,7 @@ def restore_newest(
     raise InputError(
       f'{manager.directory}: none of the checkpoints can be read. '
       + ' '.join(f'Step {step}: {problem}.' for step, problem in damaged.items())
-      + ' Restore a copy of a checkpoint, or use another --workdir.'
+      + ' Restore a checkpoint from a backup, or use another --workdir.'
     )
   return None
 
@@ -407,7 +407,7 @@ def restore_buffer(workdir: str) -> tuple[Buffer, int]:
   try:
     restored = _read(path, sums=ocp.args.JsonRestore(), buffer=FolderArgs(buffer_files.read))
   except DamagedError as error:
-    raise InputError(f'{path} is damaged ({error}). Restore a copy of it.') from error
+    raise InputError(f'{path} is damaged ({error}). Restore it from a backup.') from error
   _check_format(path, restored['sums'])
   return restored['buffer'], step
 
@@ -438,8 +438,20 @@ def abstract(tree: Any) -> Any:
 # ---- The disk ----
 
 # The operating system's write errors, as worded by Python and by tensorstore.
-_FULL = re.compile('no space left|quota exceeded|file too large', re.IGNORECASE)
-_FAILING = re.compile('input/output error|read-only file system|stale file handle', re.IGNORECASE)
+# Error messages of the system, what they mean, and what to do.
+_FAILURES = (
+  ('no space left|quota exceeded|file too large', 'the disk is full', 'Free some space'),
+  (
+    'input/output error|read-only file system|stale file handle',
+    'the disk failed',
+    'Repair the disk',
+  ),
+  (
+    'too many open files',
+    "the process has as many open files as the system's limit allows",
+    'Raise the limit, for example with `ulimit -n 4096`,',
+  ),
+)
 
 
 def check_space(workdir: str, state: TrainState) -> None:
@@ -461,7 +473,7 @@ def check_space(workdir: str, state: TrainState) -> None:
 
 @contextlib.contextmanager
 def explain_failure(workdir: str) -> Iterator[None]:
-  """Convert an error raised in the block to an InputError if a full or failing disk caused it.
+  """Convert an error raised in the block to an InputError if the system could not write files.
 
   Orbax wraps the file system's errors in many exception types.
   """
@@ -484,10 +496,9 @@ def explain_failure(workdir: str) -> Iterator[None]:
       raise
     is_failing = True
     complete = ', '.join(map(str, steps(workdir))) or 'none'
-    is_full = _FULL.search(reason)
+    _, what, remedy = next(row for row in _FAILURES if re.search(row[0], reason, re.IGNORECASE))
     raise InputError(
-      f'--workdir={workdir}: the disk {"is full" if is_full else "failed"} ({reason}). Complete '
-      f'checkpoints: {complete}. {"Free some space" if is_full else "Repair the disk"} and run '
+      f'--workdir={workdir}: {what} ({reason}). Complete checkpoints: {complete}. {remedy} and run '
       'the same command again. It resumes from the newest checkpoint.',
       status=1,
     ) from error
@@ -498,10 +509,11 @@ def explain_failure(workdir: str) -> Iterator[None]:
 
 
 def _write_failure(error: BaseException) -> str:
-  """Return the system's error message if a full or failing disk caused `error`, else ''."""
+  """Return the system's error message if one of `_FAILURES` caused `error`, else ''."""
+  pattern = '|'.join(row[0] for row in _FAILURES)
   for cause in with_causes(error):
     for line in str(cause).splitlines():
-      if found := _FULL.search(line) or _FAILING.search(line):
+      if found := re.search(pattern, line, re.IGNORECASE):
         return line[max(0, found.start() - 100) : found.end() + 100]
   return ''
 

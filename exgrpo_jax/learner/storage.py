@@ -50,7 +50,7 @@ def patiently(read: Callable[[], T], place: str) -> T:
       wait = next(waits, None)
       if wait is None:
         raise InputError(
-          f'{place} could not be read in {1 + len(WAITS)} attempts over {sum(WAITS):.0f} s '
+          f'{place} could not be read after {1 + len(WAITS)} attempts over {sum(WAITS):.0f} s '
           f'({reason}). The disk or network is failing, or a permission is missing. Nothing was '
           'moved or changed. Fix the problem and run the same command again. If the data is lost, '
           'first move this path elsewhere.',

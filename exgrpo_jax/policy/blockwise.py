@@ -50,7 +50,7 @@ def attend(
   """Compute `attention.causal` with the 'blockwise' backend."""
   B, T, N, H = query_BTNH.shape
   G = key_BTGH.shape[2]
-  # Scale the queries rather than the scores, because there are fewer queries if T exceeds H.
+  # Scale the queries rather than the scores, which have more elements if T exceeds H.
   query_BGRTH = (query_BTNH / math.sqrt(H)).reshape(B, T, G, N // G, H).transpose(0, 2, 3, 1, 4)
   key_BGHT, value_BGTH = key_BTGH.transpose(0, 2, 3, 1), value_BTGH.swapaxes(1, 2)
   attend = _attend_in_strips if T <= _LONGEST_WHOLE else _attend_in_blocks

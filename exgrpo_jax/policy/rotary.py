@@ -24,7 +24,7 @@ class RopeConfig:
   scaling: str = setting(
     'none',
     ('none', 'linear', 'llama3', 'yarn'),
-    'the wavelengths that are stretched for contexts longer than in pretraining: none, all by the '
+    'which wavelengths to stretch for contexts longer than in pretraining: none, all by the '
     'same factor (linear), or only the long ones (llama3, yarn)',
   )
   factor: float = setting(

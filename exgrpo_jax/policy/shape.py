@@ -137,8 +137,7 @@ class ShapeConfig:
     if not self.layers or {*self.layers} - {*KINDS}:
       raise InputError(
         f"config.model.layers='{self.layers}': the value must consist of the letters "
-        f'{", ".join(KINDS)}, one per layer. Use only these letters. If the '
-        'model has more layers, the pattern repeats.'
+        f'{", ".join(KINDS)}, one per layer. A pattern shorter than the model is repeated.'
       )
     if not min(1, self.num_experts) <= self.experts_per_token <= self.num_experts:
       raise InputError(

@@ -1,8 +1,8 @@
 """Warnings about a single step or the latest steps, each with a remedy.
 
 All warnings are based on counts: truncated responses, groups with equal rewards, failed gradings,
-questions left in the pool. A warning about several steps is repeated at most once every `PAUSE`
-steps.
+questions left in the pool. Each kind of warning is repeated at most once every `PAUSE` steps,
+except the warnings about failed gradings and about `SILENT_STEPS`.
 """
 
 import dataclasses
@@ -57,38 +57,43 @@ def observe(
   """Add a step's metrics; return the new history and the warnings that are now due."""
   step, recent = record['step'], (*past.recent, record)[-WINDOW:]
   silent = past.silent_steps + 1 if record.get('groups/zero_advantage') == 1 else 0
-  seen = {}
+  seen = {'truncated': all_truncated(setup, record)}
   if len(recent) == WINDOW:
-    seen = {'pool': empty_pool(setup, recent), 'groups': silent_groups(recent)}
+    seen |= {'pool': empty_pool(setup, recent), 'groups': silent_groups(recent)}
   due = {
     kind: text
     for kind, text in seen.items()
     if text and step - past.warned.get(kind, -math.inf) >= PAUSE
   }
-  texts = filter(None, (of_step(setup, record, silent), *due.values()))
+  texts = filter(None, (no_signal(record, silent), *due.values()))
   warned = dict(past.warned) | dict.fromkeys(due, step)
   return History(recent, silent, warned), tuple(f'step {step:.0f}: {text}' for text in texts)
 
 
-def of_step(setup: Setup, metrics: Mapping[str, float], silent_steps: int) -> str:
-  """Return a warning if all responses were truncated or many steps had no signal, else ''.
+def all_truncated(setup: Setup, metrics: Mapping[str, float]) -> str:
+  """Return a warning if all of a step's responses were truncated, else ''."""
+  if metrics.get('length/truncated') != 1:
+    return ''
+  return (
+    f'every response was truncated at config.rollout.max_response={setup.max_response} tokens. '
+    'Raise the limit, or check whether the model ever emits its end token.'
+  )
+
+
+def no_signal(metrics: Mapping[str, float], silent_steps: int) -> str:
+  """Return a warning after every `SILENT_STEPS` steps without a learning signal, else ''.
 
   `silent_steps` is the number of consecutive steps, including this one, in which every group had
   equal rewards.
   """
-  if metrics.get('length/truncated') == 1:
-    return (
-      f'every response was truncated at config.rollout.max_response={setup.max_response} tokens. '
-      'Raise the limit, or check whether the model ever emits its end token.'
-    )
-  if silent_steps and silent_steps % SILENT_STEPS == 0:
-    return (
-      f'for {silent_steps} steps in a row, all rewards within each group were equal (pass rate '
-      f'{metrics["pass_rate/all"]:.3f}), so there was no learning signal. The questions are too '
-      "hard or too easy for this model, or the verifier cannot parse the model's answers. See "
-      'samples/.'
-    )
-  return ''
+  if not silent_steps or silent_steps % SILENT_STEPS:
+    return ''
+  return (
+    f'for {silent_steps} steps in a row, all rewards within each group were equal (pass rate '
+    f'{metrics["pass_rate/all"]:.3f}), so there was no learning signal. The questions are too '
+    "hard or too easy for this model, or the verifier cannot parse the model's answers. See "
+    'samples/.'
+  )
 
 
 def empty_pool(setup: Setup, recent: Run) -> str:

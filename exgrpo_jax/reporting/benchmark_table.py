@@ -51,7 +51,7 @@ class Suite:
 
 
 class Score(NamedTuple):
-  """A share of correct responses with its 95% confidence interval, all in [0, 1]."""
+  """The fraction of correct responses and its 95% confidence interval, in [0, 1]."""
 
   value: float
   low: float

@@ -1,7 +1,7 @@
 """The folder records/: a row for every response and every question in each step of a run.
 
 Three tables are stored in Parquet files of several steps each. A file's name ends with its first
-step, but only the column `step` shows which steps the file contains. `Writer` writes the files
+step, but only the `step` column shows which steps the file contains. `Writer` writes the files
 during the run, so that a resumed run has the same rows as a run that never stopped. step_rows.py
 computes the values.
 

@@ -159,7 +159,7 @@ def _drawn(
   state: State,
   ahead: int,
 ) -> _Draws:
-  """Draw a token after each hidden state; each row's first draw has number length_B + ahead."""
+  """Draw a token after each hidden state; each row's first draw is number length_B + ahead."""
   B, T, D = hidden_BTD.shape
   hidden_MD = hidden_BTD.reshape(B * T, D)
   key_M = jax.random.wrap_key_data(jnp.repeat(state.key_BX, T, axis=0))

@@ -228,7 +228,7 @@ def compacted_slots(slots: int) -> int:
 
 
 def cache_lengths(longest_row: int, platform: str) -> list[int]:
-  """Return all lengths that the cache may have in a run, shortest first."""
+  """Return every length that the cache can have in a run, shortest first."""
   if kv_cache.is_ragged(platform):
     return [longest_row]
   lengths = [_SHORTEST_CACHE]

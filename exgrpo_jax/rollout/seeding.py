@@ -84,7 +84,7 @@ def check_columns(path: str) -> None:
 
 
 def read(path: str) -> Iterator[Trace]:
-  """Yield a jsonl or parquet file's traces; raise InputError if the file or a row is unusable."""
+  """Yield the traces in a jsonl or parquet file; raise InputError if any of it is unusable."""
   for place, values in _rows(path):
     tokens = _numbers(values.get(_TOKENS), _TOKENS, place)
     if tokens is not None and not np.issubdtype(tokens.dtype, np.integer):
@@ -93,8 +93,8 @@ def read(path: str) -> Iterator[Trace]:
     lowest = np.finfo(np.float32).min
     if logp is not None and not np.all(is_valid := (logp <= 0) & (logp >= lowest)):  # nor NaN
       raise InputError(
-        f'{place}: {_LOGP} contains {logp[~is_valid][0]}. Use finite log-probabilities in nats, '
-        'which are at most 0.'
+        f'{place}: {_LOGP} contains {logp[~is_valid][0]}. Log-probabilities must be finite, in '
+        'nats, and at most 0.'
       )
     correctness = values.get(_CORRECTNESS)
     is_number = isinstance(correctness, (int, float)) and not isinstance(correctness, bool)
@@ -236,7 +236,7 @@ def candidates(
     raise InputError(
       f'{source}: the experience contains {counted(counts["traces"], "trace")}, but none of them '
       f'matches a question in {data.spec}. Questions are matched by the text of their last user '
-      'message. Make these texts match.'
+      'message. Make sure this text is the same in both.'
     )
   if not kept:
     raise InputError(
@@ -267,7 +267,7 @@ def _tokens(trace: Trace, prompt: np.ndarray, tokenizer: Tokenizer) -> np.ndarra
   if trace.logp is not None and len(trace.logp) != len(tokens):
     raise InputError(
       f'{trace.place}: logp has {len(trace.logp)} numbers, but the response has {len(tokens)} '
-      "tokens, including the end token. Add a field 'tokens' with these tokens, or leave out logp."
+      "tokens, including the end token. Add a 'tokens' field with these tokens, or leave out logp."
     )
   return up_to_end(tokens, tokenizer)
 

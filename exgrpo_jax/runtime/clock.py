@@ -34,7 +34,7 @@ class Now(NamedTuple):
 
 
 class Clock:
-  """A timer for the current step: seconds in each phase, and seconds with an idle device."""
+  """A timer for the current step: seconds in each phase, and seconds the device sat idle."""
 
   def __init__(self) -> None:
     self._steps: list[float] = []  # seconds of each finished step

@@ -11,6 +11,7 @@ import json
 import os
 import pathlib
 import re
+import signal
 import socket
 import sys
 import threading
@@ -55,6 +56,8 @@ def joined(meeting: Meeting) -> Iterator[None]:
   if not are_several():
     yield
     return
+  # If another host dies, JAX names it and aborts. absl would print all threads' stacks after that.
+  signal.signal(signal.SIGABRT, signal.SIG_DFL)
   with (
     open(os.devnull, 'w') as devnull,
     contextlib.redirect_stdout(sys.stdout if is_first() else devnull),

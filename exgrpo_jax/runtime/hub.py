@@ -1,6 +1,6 @@
 """Hugging Face Hub repositories: resolving names to commits, fetching and publishing files.
 
-`owner/name` is the default branch of a model or data set; `owner/name@revision` is one of its
+`owner/name` is the default branch of a model or dataset; `owner/name@revision` is one of its
 branches, tags or commits. huggingface_hub downloads files to its shared cache (HF_HOME), with the
 token from `hf auth login`.
 
@@ -42,7 +42,7 @@ class NoRevisionError(InputError):
 
 
 class Repository(NamedTuple):
-  """A model or data set on the Hub."""
+  """A model or dataset on the Hub."""
 
   kind: str  # 'model' or 'dataset'
   name: str  # owner/name
@@ -153,7 +153,7 @@ def listing(repository: Repository) -> list[str]:
 
 @contextlib.contextmanager
 def _refusals(repository: Repository) -> Iterator[None]:
-  kind, name = repository.kind.replace('dataset', 'data set'), repository.name
+  kind, name = repository.kind, repository.name
   try:
     yield
   except errors.HFValidationError as error:

@@ -97,8 +97,8 @@ def _lock(file: BinaryIO, wait: bool = False) -> bool:
     if error.errno not in _UNSUPPORTED:
       raise
     hosts.warn(
-      f'{file.name}: this file cannot be locked ({error}). Make sure that no other process '
-      'writes to its folder.'
+      f'{file.name}: this file cannot be locked ({error}). Make sure no other process is '
+      'writing to its folder.'
     )
   return True
 
@@ -180,19 +180,53 @@ _LOCAL_ROPE = dict(
 )  # fmt: skip
 
 
-def check_workdir(values: ConfigDict, workdir: str) -> None:
-  """Raise InputError if the workdir belongs to a run with another config.
+# What a run writes in its workdir.
+_FILES = (
+  RUN_LOCK, 'config.json', 'console.log', 'environment.json', 'hub.json', 'metrics.jsonl',
+  'report.html', 'tokenizer.model',
+)  # fmt: skip
+_FOLDERS = (
+  'checkpoints', 'damaged', 'evaluation', 'export', 'records', 'samples', 'tensorboard',
+  'tokenizer', 'traces', 'warm_start',
+)  # fmt: skip
 
-  A start that never finished a step does not own the workdir: see `has_begun` and
-  `release_workdir`. The settings in `FREE` may change, and so may num_steps and num_epochs
-  unless the learning rate's schedule depends on them; such changes are printed.
+
+def check_entries(workdir: str) -> None:
+  """Raise InputError if the workdir contains a folder in place of a run's file, or vice versa."""
+  kinds = (
+    (_FILES, os.path.isdir, 'a file', 'folder'),
+    (_FOLDERS, os.path.isfile, 'a folder', 'file'),
+  )
+  for names, is_wrong, needed, found in kinds:
+    for path in (os.path.join(workdir, name) for name in names):
+      if is_wrong(path):
+        raise InputError(
+          f'{path}: this must be {needed} of the run, but it is a {found}. Move or rename the '
+          f'{found}.'
+        )
+
+
+def check_workdir(values: ConfigDict, workdir: str) -> str:
+  """Return a message about changed settings, or ''.
+
+  Raises InputError if the workdir belongs to a run with another config. A run that never finished
+  a step does not own the workdir: see `has_begun` and `release_workdir`. The settings in `FREE` may
+  change, and so may num_steps and num_epochs unless the learning rate's schedule depends on them.
   """
   if '://' in workdir:
     raise InputError(
       f'--workdir={workdir}: the workdir must be a local folder, because metrics, samples and '
       'plots are written through the file system.'
     )
-  if has_begun(workdir):
+  check_entries(workdir)
+  try:
+    is_run = has_begun(workdir)
+  except OSError as error:
+    raise InputError(
+      f'--workdir={workdir}: cannot read this folder ({error}). Choose another path, or change its '
+      'permissions.'
+    ) from error
+  if is_run:
     allowed, refused = _changes(values, workdir)
     if refused:
       raise InputError(
@@ -200,12 +234,13 @@ def check_workdir(values: ConfigDict, workdir: str) -> None:
         'Choose another --workdir, or restore the config.'
       )
     if allowed:
-      print(f'{workdir}: resuming with changed settings: {"; ".join(allowed)}', flush=True)
+      return f'{workdir}: resuming with changed settings: {"; ".join(allowed)}'
   elif not os.path.exists(os.path.join(workdir, 'config.json')) and _has_checkpoints(workdir):
     raise InputError(
       f'--workdir={workdir}: the folder contains checkpoints but no config.json, so their config '
       "is unknown. Copy the run's config.json to this folder, or choose another --workdir."
     )
+  return ''
 
 
 def check_policy(values: ConfigDict, workdir: str, sections: Collection[str]) -> None:
@@ -270,12 +305,16 @@ def _has_checkpoints(workdir: str) -> bool:
 
 
 def release_workdir(values: ConfigDict, workdir: str) -> None:
-  """Remove the files of an earlier start that used another config and never finished a step.
+  """Print the settings that a resumed run changes, or remove an earlier start's files.
 
-  The caller must hold the workdir's lock (see `owned`). A warm start is kept, because a run
-  with the same warm-start settings can reuse it.
+  Files are removed if that start used another config and never finished a step. The caller must
+  hold the workdir's lock (see `owned`). A warm start is kept, because a run with the same
+  warm-start settings can reuse it.
   """
   config = os.path.join(workdir, 'config.json')
+  # Until this run got the lock, another run may have written to the workdir.
+  if hosts.is_first() and (changes := check_workdir(values, workdir)):
+    print(changes, flush=True)
   is_left = hosts.is_first() and os.path.exists(config) and not has_begun(workdir)
   if is_left and _changes(values, workdir)[1]:
     print(f'{workdir}: replacing an earlier run that never finished a step', flush=True)
@@ -298,6 +337,13 @@ def check_writable(workdir: str) -> None:
       f'--workdir={workdir}: cannot write to this folder ({error}). Choose a writable folder, '
       'because a run writes all its results there.'
     ) from error
+  for name in (*_FILES, *_FOLDERS):
+    path = os.path.join(workdir, name)
+    if os.path.exists(path) and not os.access(path, os.W_OK):
+      raise InputError(
+        f'{path}: this user cannot write to it, but the run has to. Change its owner or its '
+        'permissions.'
+      )
 
 
 def make_folder(key: str, folder: str) -> None:
@@ -370,6 +416,7 @@ def write_json(path: str, value: Any) -> None:
 
 def read_config(workdir: str) -> dict[str, Any]:
   """Read the config of the run that owns a workdir. Raises InputError if there is none."""
+  check_entries(workdir)
   path = os.path.join(workdir, 'config.json')
   if not os.path.exists(path):
     raise InputError(

@@ -141,7 +141,7 @@ def _check_numbers(
   numbers = np.asarray(values, float) if np.shape(values) in shapes else np.array(np.nan)
   if not np.all((numbers >= lowest) & (numbers < np.inf)):
     wanted = ' or '.join(str(list(shape)) for shape in shapes)
-    raise ValueError(f'it returned {reprlib.repr(values)}, not numbers in the shape {wanted}')
+    raise ValueError(f'it returned {reprlib.repr(values)}, not numbers of shape {wanted}')
 
 
 def _check_types(returned: Any, expected: Any, exact: bool = False) -> None:

@@ -128,7 +128,7 @@ def _refuse_names(names: Iterable[str]) -> None:
   """Raise InputError if callbacks used any `names`, which belong to the run's own metrics."""
   if both := sorted(names):
     raise InputError(
-      f'callbacks: the run itself measures {", ".join(both)}. Choose other names, such as '
+      f'callbacks: the run itself logs {", ".join(both)}. Choose other names, such as '
       f"'mine/{both[0]}'."
     )
 

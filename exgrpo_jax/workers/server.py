@@ -2,8 +2,8 @@
 
 Both sides send lines of JSON over a socket, which is the worker's standard input:
 
-  {'parent', 'memory_limit', 'setup'}   answered by {'trying': a setting, 'how': …} each time before
-                                        user code is imported or tried; then by the greeting, or by
+  {'parent', 'memory_limit', 'setup'}   answered by {'trying': a setting, 'how': …} before each
+                                        import or trial of user code, and then by the greeting or by
                                         {'refused': the error}
   a request                             answered by the reply or, if it raised, by {'reason',
                                         'must_be_replaced': true if the worker may be inconsistent}

@@ -16,9 +16,9 @@ Primary measure: the mean of pass@1 on 500 held-out questions (200 for guess) ov
 150 and 60 thousand generated tokens, which is the area under the curve. Tokens of dropped groups
 count, and the environment's tokens do not.
 The tables and the CSV also contain pass@1 at the last evaluation, entropy, seconds, and avg@32 and
-pass@32 of each run's last policy. These are measured on the first 200 of the held-out questions,
-after the last run. The last policies have not generated the same number of tokens: a run of
-`dynamic` generates more in its 40 steps.
+pass@32 of each run's last policy. The last two are measured on the first 200 of the held-out
+questions, after the last run. The last policies have not generated the same number of tokens: a run
+of `dynamic` generates more in its 40 steps.
 Decision: by the t interval of the difference from `grpo`, paired by seed and corrected for all 7
 comparisons. An arm wins from a start if the whole interval is above 0. The gain matters if the
 whole interval is above .05. A second question is whether replay beats, or adds to, several epochs.

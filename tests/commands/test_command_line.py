@@ -2,6 +2,7 @@
 
 import errno
 import pkgutil
+import shlex
 import socket
 import subprocess
 import sys
@@ -111,6 +112,26 @@ assert not ours, ours
 
 
 @pytest.mark.full
+def test_a_closed_stream_is_replaced_so_that_no_file_gets_its_number(tmp_path):
+  script = (
+    'from exgrpo_jax.__main__ import prepare_process; prepare_process()\n'
+    'import subprocess, sys\n'
+    f'assert open({str(tmp_path / "file")!r}, "w").fileno() > 2\n'
+    'assert not sys.stdout.isatty() and not sys.stderr.isatty()\n'
+    'subprocess.run(["sh", "-c", "echo 1; echo 2 >&2"], check=True)\n'
+  )
+  command = f'{shlex.quote(sys.executable)} -c {shlex.quote(script)} <&- >&- 2>&-'
+  assert subprocess.run(command, shell=True).returncode == 0
+
+
+def test_an_argument_that_is_not_utf_8_is_rejected():
+  words = [sys.executable, '-m', 'exgrpo_jax', 'report', b'h\xe9']
+  run = subprocess.run(words, capture_output=True, text=True)
+  assert run.returncode == 2 and run.stderr.startswith(
+    "error: 'h\\udce9': this argument is not valid UTF-8 text. Set the encoding"
+  )
+
+
 def test_help_has_the_flags_of_each_command():
   flags = {
     'capacity': {'config', 'device', 'evaluated', 'fit', 'lengths', 'topology'},

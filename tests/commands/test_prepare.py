@@ -1,4 +1,4 @@
-"""Training questions from a public data set's files."""
+"""Training questions from a public dataset's files."""
 
 import json
 import re

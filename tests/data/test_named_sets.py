@@ -1,4 +1,4 @@
-"""Tests of data sets by name: the Hub files of a split, and data sets that TFDS prepares."""
+"""Tests of datasets by name: the Hub files of a split, and datasets that TFDS prepares."""
 
 import dataclasses
 import io
@@ -86,7 +86,7 @@ def test_other_files_are_read_from_the_hubs_parquet_conversion(served, config, o
   sums = served.add('dataset', 'me/sums', {own: ''})
   sums.branch('refs/convert/parquet', {'default/train/0000.parquet': parquet(1)})
   assert answers(config, 'me/sums:train') == ['1']
-  with pytest.raises(InputError, match='the data set me/sums@main has no'):
+  with pytest.raises(InputError, match='the dataset me/sums@main has no'):
     questions.load(config, 'me/sums@main:train')  # the conversion is on another branch
 
 
@@ -122,7 +122,7 @@ THERE = 'main: test, train; socratic: train'
 @pytest.mark.parametrize(
   ('spec', 'files', 'message'),
   [
-    ('me/smus:train', SEVERAL, r'there is no folder me/smus, and http\S+ has no public data set'),
+    ('me/smus:train', SEVERAL, r'there is no folder me/smus, and http\S+ has no public dataset'),
     ('me/sums:main:trian', SEVERAL, rf"me/sums has no 'main:trian' \(has: {THERE}"),
     ('me/sums:man:train', SEVERAL, rf"me/sums has no 'man:train' \(has: {THERE}"),
     ('me/sums:train', SEVERAL, rf'several configs. Name one, as in me/sums:CONFIG:SPLIT \({THERE}'),
@@ -181,7 +181,7 @@ def test_tfds_names_take_precedence(served, config):
   with pytest.raises(InputError, match=re.escape("TFDS could not prepare 'math_dataset/sums'")):
     questions.load(config, 'math_dataset/sums:train')
   with pytest.raises(
-    InputError, match=re.escape('a split of a Hub data set (owner/name:config:split) or ')
+    InputError, match=re.escape('a split of a Hub dataset (owner/name:config:split) or ')
   ):
     questions.load(config, 'math_dataset/sums')
   assert served.requests == []

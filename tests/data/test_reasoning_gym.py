@@ -144,10 +144,13 @@ def test_a_curriculum_level_sets_the_arguments_that_are_not_given():
     ('chain_sum(level=99)', 'level=99 is out of range'),
     ('acre(level=1)', 'acre: level=1 has no effect because the task has no curriculum'),
     ('caesar_cipher(level=3)', 'caesar_cipher: rotation must be in range [1,25].'),
-    ('chain_sum(2)', "'chain_sum(2)' does not name tasks. Write it like chain_sum(min_terms=2,"),
-    ('chain_sum*0', "'chain_sum * 0' does not name tasks. "),
-    ('chain_sum-gcd', "'chain_sum - gcd' does not name tasks. "),
-    ('chain_sum(', "'chain_sum(' does not name tasks. "),
+    (
+      'chain_sum(2)',
+      "'chain_sum(2)' is not a valid list of tasks. Write it like chain_sum(min_terms=2,",
+    ),
+    ('chain_sum*0', "'chain_sum * 0' is not a valid list of tasks. "),
+    ('chain_sum-gcd', "'chain_sum - gcd' is not a valid list of tasks. "),
+    ('chain_sum(', "'chain_sum(' is not a valid list of tasks. "),
     ('countdown', 'countdown: this task is rejected because its score_answer runs model output '),
   ],
 )

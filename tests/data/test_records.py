@@ -91,7 +91,7 @@ def test_gsm8k_answers(config, jsonl, answer, truth, solution):
     *(
       (
         {'question': [{'role': role, 'content': 'x'} for role in roles], 'answer': 'a'},
-        r"train\.jsonl:2: 'question' has no message with the role 'user'",
+        r"train\.jsonl:2: 'question' has no message with the 'user' role",
       )
       for roles in (['system'], ['system', 'assistant'], ['assistant'])
     ),
@@ -473,11 +473,11 @@ def test_columns_named_by_the_user_take_precedence(config, jsonl):
   [
     (
       'question prompt answer',
-      "x: 'question', 'prompt' could each be the question .*. Set config.data.question_field to",
+      "x: any of 'question', 'prompt' could be the question .*. Set config.data.question_field to",
     ),
     (
       'question answer final_answer',
-      "x: 'answer', 'final_answer' could each be the answer .* Set config.data.answer_field to one",
+      "x: any of 'answer', 'final_answer' could be the answer .* Set config.data.answer_field to",
     ),
     ('text answer', "x: no column is recognized as the question .has: 'text', 'answer'.. Set "),
     ('prompt completion', 'x: no column is recognized as the answer .*MATH-500, DeepMath-103K'),

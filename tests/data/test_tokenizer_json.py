@@ -300,7 +300,7 @@ def test_control_and_user_defined_tokens_are_parsed(tmp_path, trained):
     ({'eos_token_id': 10**6}, r'the tokenizer is inconsistent \(IndexError'),
     (
       {'eos_token_id': None, 'token_type': [1] * 262},
-      r'no tokenizer\.ggml\.eos_token_id, so responses could not end\.',
+      r'no tokenizer\.ggml\.eos_token_id, so responses would never end\.',
     ),
   ],
 )

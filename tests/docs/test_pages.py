@@ -392,7 +392,7 @@ TABLES = {
     ('optimizer.schedule', lambda peak, _: lambda count: peak / (count + 1), None),
     ('optimizer.schedule', lambda peak, _: peak, 'callable'),
     ('optimizer.schedule', lambda peak, _: lambda count: peak if count < 5 else 0, 'Tracer'),
-    ('optimizer.schedule', lambda _, __: lambda ___: np.inf, 'not numbers in the shape'),
+    ('optimizer.schedule', lambda _, __: lambda ___: np.inf, 'not numbers of shape'),
     ('optimizer.name', lambda _: optax.scale_by_rms(), None),
     ('optimizer.name', lambda _: contrib.muon(-1.0), None),
     ('optimizer.name', lambda _: contrib.scale_by_muon(), 'pytree structure error'),

@@ -1,4 +1,4 @@
-"""The kinds of a data set's ground truths, and which of them are odd."""
+"""The kinds of a dataset's ground truths, and which of them are odd."""
 
 import re
 import types
@@ -14,7 +14,7 @@ from tests.helpers.paths import CHECKPOINTS, REAL_DATA
 
 
 class Truths(list):
-  """A data set of these ground truths."""
+  """A dataset of these ground truths."""
 
   def read(self, rows):
     return [types.SimpleNamespace(row=row, answer=self[row][0], kind=self[row][1]) for row in rows]

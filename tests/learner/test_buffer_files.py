@@ -257,7 +257,9 @@ def test_only_storage_failures_are_retried(monkeypatch, capsys):
     raise error
 
   monkeypatch.setattr(storage, 'WAITS', (0.0, 0.0))
-  with pytest.raises(InputError, match=r'^/run could not be read in 3 attempts .*\(\[Errno 5\] '):
+  with pytest.raises(
+    InputError, match=r'^/run could not be read after 3 attempts .*\(\[Errno 5\] '
+  ):
     storage.patiently(lambda: read(os_error(errno.EIO)), '/run')
   assert len(calls) == 3 and capsys.readouterr().err.count('WARNING: /run cannot be read') == 2
   with pytest.raises(KeyError):

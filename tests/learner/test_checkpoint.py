@@ -221,7 +221,7 @@ def repair(workdir, tmp_path):
 def test_a_storage_failure_is_an_error_but_not_damage(workdir, like, monkeypatch, capsys):
   waits = []
   monkeypatch.setattr(time, 'sleep', waits.append)
-  message = r'checkpoints/5 could not be read in 4 attempts .*\[Errno 5\]'
+  message = r'checkpoints/5 could not be read after 4 attempts .*\[Errno 5\]'
   assert_refused(workdir, like, message, status=1)
   assert waits == [1.0, 4.0, 10.0] and capsys.readouterr().err.count('; next attempt in ') == 3
 
@@ -325,20 +325,24 @@ def behind(error):
   return wrapped
 
 
+FULL, FAILED = 'the disk is full', 'the disk failed'
+
+
 @pytest.mark.parametrize(
   ('error', 'what'),
   [
-    *[(os_error(number), 'is full') for number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)],
-    (ValueError('RESOURCE_EXHAUSTED: Error writing file\nNo space left on device [28]'), 'is full'),
-    *[(os_error(number), 'failed') for number in (errno.EIO, errno.EROFS)],
-    (ValueError(f'INTERNAL: {"x" * 1000}: Input/output error [5]'), 'failed'),
-    (behind(os_error(errno.EIO)), 'failed'),
+    *[(os_error(number), FULL) for number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)],
+    (ValueError('RESOURCE_EXHAUSTED: Error writing file\nNo space left on device [28]'), FULL),
+    *[(os_error(number), FAILED) for number in (errno.EIO, errno.EROFS)],
+    (ValueError(f'INTERNAL: {"x" * 1000}: Input/output error [5]'), FAILED),
+    (behind(os_error(errno.EIO)), FAILED),
+    (os_error(errno.EMFILE), "the process has as many open files as the system's limit allows"),
   ],
 )
 def test_a_full_or_failing_disk_is_reported_with_the_complete_checkpoints(
   short_of_space, error, what
 ):
-  message = rf'the disk {what} \(.{{1,300}}\)\. Complete checkpoints: 2, 5\.'
+  message = rf'{what} \(.{{1,300}}\)\. Complete checkpoints: 2, 5\.'
   with (
     pytest.raises(InputError, match=message) as raised,
     checkpoint.explain_failure(short_of_space),

@@ -364,6 +364,7 @@ def test_two_hosts_resume_stop_together_fall_back_together_and_end_when_one_dies
     assert pod.processes[0].wait().status != 0
     assert time.monotonic() - killed < 60
     assert re.search(r'unhealthy \(stopped sending heartbeats\):\n1\n', pod.log())
+    assert 'Fatal Python error' not in pod.log()  # the stacks of all threads would follow
 
 
 # ---- A run that is killed again and again ----

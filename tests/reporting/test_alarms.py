@@ -42,6 +42,11 @@ def test_a_warning_with_the_limit_if_every_response_was_truncated():
   assert warning.startswith('step 2: ') and 'config.rollout.max_response=64' in warning
 
 
+def test_a_warning_about_truncated_responses_is_repeated_after_a_pause():
+  printed = observed([{}, *[{'length/truncated': 1.0}] * 250])
+  assert [text.split(':')[0] for text in printed] == ['step 2', 'step 102', 'step 202']
+
+
 def test_a_warning_after_every_ten_steps_without_learning_signal():
   silent = {'groups/zero_advantage': 1.0}
   warnings = observed([silent] * 9 + [{}] + [silent] * 25)

@@ -16,6 +16,7 @@ import pytest
 
 from exgrpo_jax.config import overridden
 from exgrpo_jax.errors import InputError
+from exgrpo_jax.reporting import runs
 from exgrpo_jax.runtime import workdir
 from exgrpo_jax.runtime.replacement import replacing
 from exgrpo_jax.runtime.workdir import (
@@ -26,6 +27,7 @@ from exgrpo_jax.runtime.workdir import (
   read_config,
   release_workdir,
 )
+from exgrpo_jax.training.checks import check_start
 
 
 @pytest.fixture
@@ -151,12 +153,11 @@ def test_only_the_model_settings_of_a_policy_must_match(config, folder):
 
 
 @pytest.mark.parametrize('dtype', ['bfloat16', 'float32', 'auto'])
-def test_the_dtype_auto_matches_any_dtype_of_the_run(config, folder, dtype, capsys):
+def test_the_dtype_auto_matches_any_dtype_of_the_run(config, folder, dtype):
   claim_workdir(overridden(config, {'model.dtype': dtype}), str(folder))
   given = overridden(config, {'model.dtype': 'auto'})
-  check_workdir(given, str(folder))
+  assert check_workdir(given, str(folder)) == ''
   check_policy(given, str(folder), ('model',))
-  assert capsys.readouterr().out == ''
 
 
 def test_a_resumed_run_may_change_length_records_and_meshes(config, folder):
@@ -168,15 +169,15 @@ def test_a_resumed_run_may_change_length_records_and_meshes(config, folder):
   check_workdir(overridden(config, changes), str(folder))
 
 
-def test_with_epochs_the_number_of_steps_is_not_compared(config, folder, capsys):
+def test_with_epochs_the_number_of_steps_is_not_compared(config, folder):
   config = overridden(config, {'num_epochs': 1.0})
   claim_workdir(overridden(config, {'num_steps': 2}), str(folder))
-  check_workdir(config, str(folder))
-  assert capsys.readouterr().out == ''
-  check_workdir(overridden(config, {'num_epochs': 2.0}), str(folder))
-  assert capsys.readouterr().out.endswith('settings: config.num_epochs was 1.0 and is now 2.0\n')
-  check_workdir(overridden(config, {'num_epochs': 0.0}), str(folder))
-  assert 'num_steps was 2 and is now 32' in capsys.readouterr().out
+  assert check_workdir(config, str(folder)) == ''
+  changes = check_workdir(overridden(config, {'num_epochs': 2.0}), str(folder))
+  assert changes.endswith('settings: config.num_epochs was 1.0 and is now 2.0')
+  assert 'num_steps was 2 and is now 32' in check_workdir(
+    overridden(config, {'num_epochs': 0.0}), str(folder)
+  )
 
 
 @pytest.mark.parametrize('evaluated', [False, True])
@@ -205,9 +206,9 @@ def test_a_checkpoint_or_a_policy_keeps_the_workdir(config, tmp_path, finished):
   claim_workdir(config, str(tmp_path))
   (tmp_path / finished).mkdir(parents=True)
   other = overridden(config, {'seed': 3})
-  with pytest.raises(InputError, match='belongs to a run with a different config'):
-    check_workdir(other, str(tmp_path))
-  release_workdir(other, str(tmp_path))
+  for check in (check_workdir, release_workdir):
+    with pytest.raises(InputError, match='belongs to a run with a different config'):
+      check(other, str(tmp_path))
   assert (tmp_path / 'config.json').exists()
 
 
@@ -217,6 +218,54 @@ def test_a_missing_workdir_is_created_and_an_unwritable_one_is_rejected(tmp_path
   (tmp_path / 'file').write_text('')
   with pytest.raises(InputError, match=r'--workdir=.*file/run: cannot write .*Not a directory'):
     check_writable(str(tmp_path / 'file' / 'run'))
+
+
+def test_a_path_that_is_too_long_is_rejected(config, tmp_path):
+  with pytest.raises(InputError, match=r'--workdir=.*x: cannot read .*File name too long'):
+    check_workdir(config, str(tmp_path / ('x' * 300)))
+
+
+@pytest.mark.parametrize(
+  ('name', 'is_folder'),
+  [
+    *((name, True) for name in ('metrics.jsonl', 'run.lock', 'console.log', 'environment.json')),
+    *((name, False) for name in ('tensorboard', 'samples', 'records', 'checkpoints', 'export')),
+  ],
+)
+def test_a_folder_in_place_of_a_file_and_the_reverse_are_rejected(config, folder, name, is_folder):
+  claim_workdir(config, str(folder))
+  (folder / name).unlink(missing_ok=True)
+  if is_folder:
+    (folder / name).mkdir()
+    problem = f'{folder / name}: this must be a file of the run, but it is a folder. Move or rename'
+  else:
+    (folder / name).write_text('')
+    problem = f'{folder / name}: this must be a folder of the run, but it is a file. Move or rename'
+  for read in (lambda: check_workdir(config, str(folder)), lambda: read_config(str(folder))):
+    with pytest.raises(InputError, match=re.escape(problem)):
+      read()
+  with pytest.raises(InputError, match=re.escape(problem)):
+    runs.read_metrics(str(folder))
+
+
+def test_a_file_of_another_user_is_rejected(folder, monkeypatch):
+  monkeypatch.setattr(os, 'access', lambda path, _: not path.endswith('metrics.jsonl'))
+  with pytest.raises(InputError, match=r'metrics\.jsonl: this user cannot write to it'):
+    check_writable(str(folder))
+
+
+def test_changed_settings_are_printed_only_under_the_lock(config, folder, capsys):
+  claim_workdir(config, str(folder))
+  changed = overridden(config, {'num_steps': 99})
+  check_start(changed, str(folder))
+  assert capsys.readouterr().out == ''
+  release_workdir(changed, str(folder))
+  assert 'resuming with changed settings: config.num_steps was 32 and is now 99' in (
+    capsys.readouterr().out
+  )
+  with pytest.raises(InputError, match=r'different config: config\.seed was'):
+    # Another run claimed the workdir between the check and the lock.
+    release_workdir(overridden(config, {'seed': 3}), str(folder))
 
 
 # ---- Locks of folders, also after their owner dies ----

@@ -158,7 +158,7 @@ def test_a_run_writes_samples(recorded):
   [
     *((x, 'Return a dict from metric names to numbers') for x in (0.0, 3.0, ['x'])),
     *(({'x': x}, 'Return a dict from metric names to numbers') for x in (None, [1.0], 'high')),
-    ({'eval/x': 1.0}, "the run itself measures eval/x. Choose other names, such as 'mine/eval/x'"),
+    ({'eval/x': 1.0}, "the run itself logs eval/x. Choose other names, such as 'mine/eval/x'"),
   ],
 )
 def test_a_callback_must_return_numbers_under_new_names(returned, message):

@@ -128,7 +128,7 @@ def _power(base: Number, exponent: Number, context: Context) -> Number:
   if base == 0:
     if isinstance(exponent, Fraction) and exponent > 0:
       return Fraction(0)
-    raise UndefinedError('a power of zero whose exponent is not positive')
+    raise UndefinedError('zero raised to an exponent that is not positive')
   if isinstance(base, Fraction) and isinstance(exponent, Fraction) and exponent.denominator == 1:
     bits = max(abs(base.numerator), base.denominator).bit_length()
     if base not in (1, -1) and bits * abs(exponent) > 2 * _MAX_INTEGER_BITS:

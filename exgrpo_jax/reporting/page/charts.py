@@ -153,7 +153,7 @@ _NO_PHASES = ('time/step', 'time/device_wait', 'time/compile_total')
 
 
 def overview(run: Run, replays: bool) -> dict[str, list[Panel]]:
-  """Return the panels with data in each part; 'replay' is empty for a run without replay."""
+  """Return, for each part, the panels that have data; 'replay' is empty without replay."""
   made = {part: _all_lines(run, rows) for part, rows in _LINES.items()}
   buffer = made['replay']
   steps, *shares = _points(run, [f'grading/{outcome.replace(" ", "_")}' for outcome in OUTCOMES])

@@ -1,4 +1,4 @@
-"""The comparison of several runs: curves with bands over seeds, and paired differences."""
+"""Comparison of several runs: curves with bands over seeds, and paired differences."""
 
 import dataclasses
 import itertools
