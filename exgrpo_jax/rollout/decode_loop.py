@@ -35,7 +35,7 @@ class Sampling:
 
 @dataclasses.dataclass(frozen=True)
 class DecodeSpec:
-  """All settings of sampling except the model, the requests and the random keys.
+  """All sampling settings except the model, the requests and the random keys.
 
   This is a static argument of jitted programs, so each distinct value is compiled separately.
   """
