@@ -214,14 +214,8 @@ def decode(
     hidden_BD, cache, routes_BTLC = model.decode(
       config, params, token_B, state.position_B, state.cache
     )
-    decoded = decoded._replace(
-      tokens_NB=decoded.tokens_NB.at[time].set(token_B),
-      logp_NB=decoded.logp_NB.at[time].set(logp_B),
-      entropy_NB=decoded.entropy_NB.at[time].set(entropy_B),
-      length_B=length_B,
-      live_B=live_B,
-      ended_B=decoded.ended_B | ends_B,
-    )
+    decoded = _with_token(decoded, time, token_B, logp_B, entropy_B)
+    decoded = decoded._replace(length_B=length_B, live_B=live_B, ended_B=decoded.ended_B | ends_B)
     # Finished rows keep writing to a position that is never read: position 0 or, with `forced`, the
     # position after their last token.
     rests_B = 0 if forced is None else jnp.minimum(state.position_B + state.live_B, S - 1)
@@ -257,6 +251,16 @@ def draw(
   uniform_B2 = randomness.uniforms(key_B, length_B)
   return token_sampling.sample_token(
     sampling.distribution, logits_BV, uniform_B2, config.vocab_size
+  )
+
+
+def _with_token(
+  decoded: Decoded, time: jax.Array, token_B: jax.Array, logp_B: jax.Array, entropy_B: jax.Array
+) -> Decoded:
+  return decoded._replace(
+    tokens_NB=decoded.tokens_NB.at[time].set(token_B),
+    logp_NB=decoded.logp_NB.at[time].set(logp_B),
+    entropy_NB=decoded.entropy_NB.at[time].set(entropy_B),
   )
 
 
