@@ -239,6 +239,7 @@ def test_a_run_resumes_only_with_its_own_questions(config, workdir, tmp_path):
   changed = tmp_path / 'train.jsonl'
   config.data.train = str(changed)
   changed.write_text(''.join(lines))
+  claim_workdir(config, str(workdir))
   session.load(config, str(workdir))
   for other in (lines[::-1], lines[:-1]):
     changed.write_text(''.join(other))
