@@ -209,6 +209,10 @@ def test_a_trace_has_the_phases_of_its_step(recorded, config, workdir, capsys, m
 def test_epochs_become_steps_once_data_is_read_and_changed_data_is_rejected(config, tmp_path):
   """With 12 questions and 6 per step, 1 epoch is 2 steps, and 1.6 epochs are 3.2 steps."""
   workdir = str(tmp_path)
+  with open(config.data.train) as file:
+    lines = file.readlines()
+  (tmp_path / 'train.jsonl').write_text(''.join(lines))
+  config.data.train = str(tmp_path / 'train.jsonl')
   config.num_epochs = 1.0
   opened, *_ = session.load(config, workdir)
   assert opened.config.num_steps == 2 and opened.config.num_updates == 4
@@ -216,10 +220,7 @@ def test_epochs_become_steps_once_data_is_read_and_changed_data_is_rejected(conf
   (tmp_path / 'metrics.jsonl').write_text('{"step": 1}\n')
   longer = config_module.overridden(config, {'num_epochs': 1.6})
   assert session.load(longer, workdir)[0].config.num_steps == 4
-  with open(config.data.train) as file:
-    lines = file.readlines()
   (tmp_path / 'train.jsonl').write_text(''.join(lines[:11]))
-  config.data.train = str(tmp_path / 'train.jsonl')
   assert session.load(config, workdir)[0].config.num_steps == 2, 'as many steps as before'
   (tmp_path / 'train.jsonl').write_text(''.join(lines[:6]))
   for epochs in (1.0, 1.6, 0.0):
@@ -238,6 +239,7 @@ def test_a_run_resumes_only_with_its_own_questions(config, workdir, tmp_path):
   changed = tmp_path / 'train.jsonl'
   config.data.train = str(changed)
   changed.write_text(''.join(lines))
+  claim_workdir(config, str(workdir))
   session.load(config, str(workdir))
   for other in (lines[::-1], lines[:-1]):
     changed.write_text(''.join(other))
