@@ -437,8 +437,7 @@ def abstract(tree: Any) -> Any:
 
 # ---- The disk ----
 
-# The operating system's write errors, as worded by Python and by tensorstore.
-# Error messages of the system, what they mean, and what to do.
+# The system's write errors as Python and tensorstore word them, their meaning, and what to do.
 _FAILURES = (
   ('no space left|quota exceeded|file too large', 'the disk is full', 'Free some space'),
   (
