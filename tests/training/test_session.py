@@ -83,7 +83,7 @@ def test_steps_by_hand_equal_the_steps_of_the_run(recorded, config, workdir):
       assert len(responses) == 2
     assert max(checkpoint.steps(str(workdir))) == BEGUN + 2, 'saved though not due'
     overwrites = [lambda *_: {'reward': 0.0}]
-    refused = pytest.raises(InputError, match=r"the run itself measures reward.* as 'mine/reward'")
+    refused = pytest.raises(InputError, match=r"the run itself logs reward.* as 'mine/reward'")
     with refused, session.open_run(copy.deepcopy(config), str(workdir), overwrites) as run:
       next(run.steps())
     with session.open_run(copy.deepcopy(config), str(workdir), [seen, lambda *_: None]) as run:
