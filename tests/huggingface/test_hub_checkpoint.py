@@ -76,6 +76,8 @@ def test_an_unknown_shipped_model_is_refused_with_the_available_ones():
 @pytest.mark.full
 def test_check_tries_a_named_model_and_fetches_no_weights(served, tmp_path):
   command = ['check', f'--config={TINY_CONFIG}', f'--workdir={tmp_path}/run']
+  command += ['--config.data.train=sums:train', '--config.warm_start.data=sums:train']
+  command += ["--config.data.evaluation=('sums:test',)"]
   fits = ['--config.rollout.max_prompt=64', '--config.model.path=tiny/Qwen2']
   good, gated, long, by_hand = forked.run(
     [

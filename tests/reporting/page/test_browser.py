@@ -564,7 +564,7 @@ def test_long_names_of_runs_fit_a_narrow_window(chromium, recorded, tmp_path):
   write_report([str(tmp_path / name) for name in names], tmp_path / 'page.html')
   for width, address, place in (
     (400, 'page=overview&run=0', 'html'),
-    (900, 'page=compare', '[aria-label^="Scores:"]'),
+    (1000, 'page=compare', '[aria-label^="Scores:"]'),
   ):
     with open_tab(chromium, width) as tab:
       go(tab, tmp_path / 'page.html', address)
