@@ -77,7 +77,7 @@ def group_advantages(
   if normalize_std != 'off':
     ddof = {'population': 0, 'sample': 1}[normalize_std]
     std_Q1 = shifted_QK.std(axis=1, ddof=ddof, keepdims=True) + 1e-6
-    if own_baseline:  # may give equal rewards an advantage, which 1e-6 would blow up
+    if own_baseline:  # it may give equal rewards an advantage: do not divide that by 1e-6
       std_Q1 = np.where(std_Q1 > 1e-6, std_Q1, np.float32(1))
     advantage_QK /= std_Q1
   return advantage_QK

@@ -235,7 +235,7 @@ def _question_log_weights(
   Ineligible questions get -inf. Returns None if all weights are equal.
   """
   rule = question_rules.RULES.get(config.question_selection)
-  if not row_N.size or (rule is None and config.max_age == config.age_decay == math.inf):
+  if rule is None and config.max_age == config.age_decay == math.inf:
     return None  # avoids a pass over tens of thousands of questions
   entries = [buffer.entries[row] for row in row_N]
   age_N = np.array([step - entry.trajectories[-1].step for entry in entries], float)  # newest last

@@ -414,7 +414,7 @@ def test_the_cache_never_outgrows_the_limit(generate, watched):
 
 @pytest.mark.full
 def test_the_last_rows_are_compacted_unless_attention_is_ragged(generate, watched, monkeypatch):
-  """Of 32 slots, seven and then one are in use. Compaction does not change the tokens."""
+  """First seven of the 32 slots are in use, then only one. Compaction keeps the tokens."""
   widths, caches = watched.widths, watched.caches
   changes = dict(slots=32, max_response=300, eos_ids=(NEVER,))
   found = generate(limits=[1, 1, 1, 250, 80, 1, 1], **changes)

@@ -139,7 +139,7 @@ def score(params, mesh, monkeypatch):
 @pytest.mark.full
 @pytest.mark.usefixtures('large_passes')
 def test_scores_do_not_depend_on_the_size_of_passes(score, params, mesh):
-  """Scores equal those of single rows. A pass respects its token limit or has one long row."""
+  """Rows score the same alone. A pass stays within its token limit or holds one long row."""
   rows, expected = score(1)[0], []
   for prompt, response in rows:
     tokens_T = np.concatenate([prompt, response])
