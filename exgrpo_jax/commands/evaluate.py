@@ -1,4 +1,4 @@
-r"""Measure how often a policy is correct: pass@1, avg@k and pass@k per data source.
+r"""Measure how often a policy is correct: pass@1, avg@k, pass@k and maj@k per data source.
 
 exgrpo evaluate --checkpoint=/tmp/chains --samples=4 --temperature=1
 exgrpo evaluate --model=Qwen2.5-1.5B-Instruct --data=gsm8k_test.jsonl

@@ -1,5 +1,6 @@
 """A policy's scores: its responses to questions, graded and summarized."""
 
+import collections
 import dataclasses
 import datetime
 import functools
@@ -25,7 +26,7 @@ from exgrpo_jax.experiment import policies
 from exgrpo_jax.experiment.experiment import Experiment, RunConfig, load_questions, open_experiment
 from exgrpo_jax.experiment.generation import make_sampler
 from exgrpo_jax.experiment.policies import Policy, Source
-from exgrpo_jax.grading import pool, verifier
+from exgrpo_jax.grading import pool, reasoning_gym, verifier
 from exgrpo_jax.grading.pool import Grader
 from exgrpo_jax.policy import model
 from exgrpo_jax.reporting import alarms, comparison, metrics
@@ -99,10 +100,11 @@ def score_policy(
   Returns:
     Metrics by name. 'eval/{name}/pass@1' is the score of the first sample, and '…_low' and '…_high'
     bound its 95% interval. With k > 1 samples, there are also 'avg@{k}' (the mean over all samples)
-    and 'pass@{k}' (the share of questions with a correct sample), with bounds. 'truncated' and,
-    if the task can check steps, 'valid_steps' are shares of all responses. The name comes from the
-    data spec (`spec_name`). If the data has several sources, the metrics are per source instead:
-    'eval/{name}/{source}/…'.
+    and 'pass@{k}' (the share of questions with a correct sample), with bounds. If any answer was
+    extracted, 'maj@{k}' is the share of questions whose most frequent answer is correct (see
+    `majority`). 'truncated' and, if the task can check steps, 'valid_steps' are shares of all
+    responses. The name comes from the data spec (`spec_name`). If the data has several sources, the
+    metrics are per source instead: 'eval/{name}/{source}/…'.
     Records with the questions, responses, verdicts and sampling settings.
   """
   config, tokenizer = experiment.config, experiment.tokenizer
@@ -143,6 +145,23 @@ def by_source(records: Sequence[Record]) -> dict[str, list[Record]]:
   for record in records:
     groups.setdefault(record['source'], []).append(record)
   return groups
+
+
+def majority(question: Question, verdicts: Sequence[Verdict]) -> float | None:
+  """Return the probability that the most frequent answer is correct; None if there are no answers.
+
+  A tie is broken at random. All correct answers count as the same answer, except for reasoning_gym
+  tasks, which may accept different answers. Wrong answers are the same if their texts are.
+  """
+  has_one_answer = question.kind != reasoning_gym.KIND
+  votes = collections.Counter(
+    (verdict.correct, '' if verdict.correct and has_one_answer else verdict.answer.strip())
+    for verdict in verdicts
+    if verdict.answer is not None
+  )
+  most = max(votes.values(), default=0)
+  tied = [is_correct for (is_correct, _), count in votes.items() if count == most]
+  return sum(tied) / len(tied) if tied else None
 
 
 def table(scores: Mapping[str, float]) -> str:
@@ -237,6 +256,7 @@ def _records(
       'outcomes': [verdict.outcome for verdict in verdicts[span]],
       # The answers that the verifier compared; null if a response has no answer or grading failed.
       'extracted': [verdict.answer for verdict in verdicts[span]],
+      'majority': majority(question, verdicts[span]),
       'truncated': [response.truncated for response in responses[span]],
       'lengths': [response.num_own for response in responses[span]],
       # Means over tokens, in nats, at the sampling temperature; null if the policy has diverged,
@@ -261,6 +281,9 @@ def _summarize(group: str, records: Sequence[Record]) -> dict[str, float]:
       f'avg@{samples}': correct_QK,
       f'pass@{samples}': correct_QK.max(axis=1, keepdims=True),
     }
+    majority_Q = [record['majority'] for record in records]
+    if any(share is not None for share in majority_Q):
+      measures[f'maj@{samples}'] = np.array([[share or 0.0] for share in majority_Q])
   scores = {f'eval/{group}/questions': float(len(records))}
   for name, values_QK in measures.items():
     mean, low, high = comparison.interval_95(values_QK, cluster_Q)

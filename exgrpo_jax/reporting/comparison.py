@@ -176,7 +176,7 @@ _FALLING = re.compile(
   r'(.+/)?(truncated|wrong|no_answer|timed_out|crashed|zero_advantage|zero_variance|skipped|loss'
   r'|solved_by_none)'
 )
-_TABULATED = re.compile(r'eval/.+/(pass@\d+|avg@\d+|valid_steps|truncated)')
+_TABULATED = re.compile(r'eval/.+/(pass@\d+|avg@\d+|maj@\d+|valid_steps|truncated)')
 
 
 class Spread(NamedTuple):

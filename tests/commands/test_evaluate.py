@@ -10,6 +10,7 @@ import types
 import numpy as np
 import pytest
 
+from exgrpo_jax import datatypes
 from exgrpo_jax.commands import evaluate, generate
 from exgrpo_jax.config import overridden
 from exgrpo_jax.data.questions import spec_name
@@ -83,6 +84,26 @@ def test_a_manual_evaluation_repeats_the_runs_score_at_temperature_1(
   assert printed.startswith(f'{spec} at step {step}, temperature 1\n{scores.table(own_scores)}\n')
 
 
+@pytest.mark.parametrize(
+  ('kind', 'answers', 'probability'),
+  [
+    ('math', '2+ 2.0+ 3 3', 0.5),  # correct answers are the same, however they are written
+    ('math', '2+ 3 3', 0.0),
+    ('math', '2+ 3 4', 1 / 3),
+    ('math', '2+ - - -', 1.0),  # a response without an answer has no vote
+    ('math', '- -', None),
+    ('reasoning_gym', '1+2+ 2+1+ 4 4', 0.0),  # a task may accept different answers
+  ],
+)
+def test_a_majority_vote_counts_answers(kind, answers, probability):
+  question = datatypes.Question(0, (), '2', kind, '', 'sums')
+  verdicts = [
+    Verdict(0.0, 'correct' if text.endswith('+') else 'wrong', answer=text if text != '-' else None)
+    for text in answers.split()
+  ]
+  assert scores.majority(question, verdicts) == pytest.approx(probability)
+
+
 @pytest.mark.full
 def test_manual_evaluations_overwrite_nothing_and_record_their_settings(
   recorded, by_hand, capsys, tmp_path
@@ -91,7 +112,7 @@ def test_manual_evaluations_overwrite_nothing_and_record_their_settings(
   greedy, _ = by_hand(tiny.NUM_STEPS, capsys, temperature=0.0)
   assert greedy != own_records(recorded)
   _, printed = by_hand(tiny.NUM_STEPS, capsys, samples=2)
-  assert 'avg@2' in printed and 'pass@2' in printed
+  assert 'avg@2' in printed and 'pass@2' in printed and 'maj@2' in printed
   made = rows_of(tmp_path / 'out' / 'evaluations.jsonl')
   asked = [(line['temperature'], line['samples'], line['step']) for line in made]
   assert asked == [(0.0, 1, tiny.NUM_STEPS), (1.0, 2, tiny.NUM_STEPS)]
