@@ -5,6 +5,7 @@ import hashlib
 import json
 import os
 import reprlib
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -22,7 +23,7 @@ from exgrpo_jax.grading import pool
 from exgrpo_jax.learner import optimizer, storage
 from exgrpo_jax.reporting import metrics
 from exgrpo_jax.rollout import stages
-from exgrpo_jax.runtime import compilations, environment, hub
+from exgrpo_jax.runtime import compilations, environment, hosts, hub
 from exgrpo_jax.runtime.environment import QUESTIONS
 from exgrpo_jax.runtime.workdir import (
   check_hosts,
@@ -210,6 +211,29 @@ def check_data(config: RunConfig, data: QuestionSet, workdir: str, done: int) ->
     f'config.data.train={config.data.train}: {why} Restore the data, or choose another --workdir, '
     f'with config.experience.path={workdir} to keep the stored successes.'
   )
+
+
+def warn_of_overlap(data: QuestionSet, evaluations: Sequence[QuestionSet]) -> None:
+  """Warn about evaluations that contain prompts of training questions.
+
+  A prompt with several answers does not count, because it does not identify a question: all
+  episodes of a game may begin with the same prompt.
+  """
+  if not hosts.is_first():
+    return
+  evaluated = {prompt.tobytes() for evaluation in evaluations for prompt in evaluation.prompts}
+  rows = [row for row, prompt in enumerate(data.prompts) if prompt.tobytes() in evaluated]
+  answers: dict[bytes, set[str]] = {}
+  for row, question in zip(rows, data.questions.read(rows), strict=True):
+    answers.setdefault(data.prompts[row].tobytes(), set()).add(question.answer)
+  for evaluation in evaluations:
+    shared = sum(len(answers.get(prompt.tobytes(), ())) == 1 for prompt in evaluation.prompts)
+    if shared:
+      hosts.warn(
+        f'{evaluation.spec}: config.data.train contains {shared:,} of its '
+        f'{len(evaluation.prompts):,} prompts. So the score does not only measure how well the '
+        'policy answers new questions. Remove these questions from one of the two.'
+      )
 
 
 def fingerprint(data: QuestionSet) -> str:

@@ -48,7 +48,13 @@ from exgrpo_jax.runtime.workdir import (
   stored_dtype,
 )
 from exgrpo_jax.training import export, prior_experience
-from exgrpo_jax.training.checks import check_data, check_rewards, check_start, fingerprint
+from exgrpo_jax.training.checks import (
+  check_data,
+  check_rewards,
+  check_start,
+  fingerprint,
+  warn_of_overlap,
+)
 from exgrpo_jax.training.loop import Step, save, take_steps
 from exgrpo_jax.training.run import Callback, Run, alarm_setup, begin, bucketed
 
@@ -156,6 +162,7 @@ def load(
     rollout = make_rollout(experiment, data)
     check_rewards(experiment.config, rollout.data)
     evaluations = load_evaluations(experiment)
+    warn_of_overlap(data, evaluations)
   return experiment, rollout, evaluations
 
 

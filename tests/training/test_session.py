@@ -6,6 +6,7 @@ import gzip
 import json
 import os
 import shutil
+import types
 
 import jax
 import numpy as np
@@ -16,7 +17,7 @@ from exgrpo_jax import config as config_module
 from exgrpo_jax.algorithm.replay import Buffer
 from exgrpo_jax.commands import generate
 from exgrpo_jax.data import tokenizer
-from exgrpo_jax.datatypes import Cursor
+from exgrpo_jax.datatypes import Cursor, QuestionSet
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.evaluation import scores
 from exgrpo_jax.experiment import experiment, policies
@@ -229,6 +230,28 @@ def test_epochs_become_steps_once_data_is_read_and_changed_data_is_rejected(conf
       InputError, match=r'With 6 questions, num_epochs=1 means 1 step instead of 2'
     ):
       session.load(changed, workdir)
+
+
+@pytest.mark.parametrize(
+  ('trained', 'evaluated', 'found'),
+  [
+    (['a=1', 'b=2', 'c=3'], 'dca', 2),
+    (['a=1', 'b=2'], 'c', 0),
+    (['a=1', 'a=2', 'b=3'], 'a', 0),  # as in a game, the prompt does not identify the question
+    (['a=1', 'a=1'], 'ab', 1),
+  ],
+)
+def test_a_run_warns_about_evaluations_with_training_prompts(trained, evaluated, found, capsys):
+  def prompts_of(texts):
+    return [np.array([ord(text[0])], np.int32) for text in texts]
+
+  def read(rows):
+    return [types.SimpleNamespace(answer=trained[row]) for row in rows]
+
+  data = QuestionSet('train', types.SimpleNamespace(read=read), prompts_of(trained))
+  checks.warn_of_overlap(data, [QuestionSet('test', (), prompts_of(evaluated))])
+  expected = f'WARNING: test: config.data.train contains {found} of its {len(evaluated)} prompts.'
+  assert capsys.readouterr().err.partition(' So ')[0] == (expected if found else '')
 
 
 @pytest.mark.full
