@@ -1,6 +1,7 @@
 """Which part of ExGRPO causes its gain from `weak`, and do smaller minibatches gain as much?
 
 python -m studies run reuse_parts:rates --workdir=/tmp/reuse_parts_rates --parallel=2
+python -m studies run reuse_parts:2.5e-5 --workdir=/tmp/reuse_parts_2.5e-5 --parallel=2
 python -m studies run reuse_parts --workdir=/tmp/reuse_parts --parallel=2
 
 Question: in study `reuse`, ExGRPO gained .076 over GRPO from `weak`, and two epochs gained .143.
@@ -23,7 +24,8 @@ Start, primary measure, tokens and last policies: as for `weak` in study `reuse`
 Learning rates: as in study `reuse` for its arms. `reuse_parts:rates` runs the five new arms at
 5e-5, 1e-4, 2e-4, 4e-4 and 8e-4, with the two seeds of `reuse_rates`. Rule: an arm's rate is the one
 with the highest mean of the measure over the seeds. If this is the lowest or the highest rate
-tried, the next lower or higher rate, by a factor of two, is run for this arm.
+tried, the next lower or higher rate, by a factor of two, is run for this arm. So
+`reuse_parts:2.5e-5` was added for `minibatches_8`, which was best at 5e-5.
 Decision: by the t interval of the difference from `grpo`, paired by seed and corrected for all 9
 comparisons; and, decided separately, by the same interval of the difference from `exgrpo`. A part
 of ExGRPO explains its gain if an arm with this part, but without the stored row, beats `grpo` and
@@ -46,12 +48,13 @@ NEW = {
   'minibatches_4': {**_GRPO, 'optimizer.minibatches': 4},
   'minibatches_8': {**_GRPO, 'optimizer.minibatches': 8},
 }
-SEARCHED = (5e-5, 1e-4, 2e-4, 4e-4, 8e-4)
+RATES_TRIED = (5e-5, 1e-4, 2e-4, 4e-4, 8e-4)
+ADDED = {'2.5e-5': 'minibatches_8'}  # rates that the rule added later, and the arm
 RATES: dict[str, float] = {}  # of the new arms, once `reuse_parts:rates` has been run
 
 
 def get_study(what=''):
-  """Return the study, or with what='rates' the search for the new arms' learning rates."""
+  """Return the study, or with 'rates' or an added rate the search for learning rates."""
   start = reuse_rates.STARTS['weak']
   common = {
     'config': 'chains_from_scratch',
@@ -59,12 +62,14 @@ def get_study(what=''):
     'smallest_difference': 0.05,
     'tokens': reuse_rates.TOKENS['weak'],
   }
-  if what == 'rates':
+  if what:
+    arms = NEW if what == 'rates' else {ADDED[what]: NEW[ADDED[what]]}
+    rates = RATES_TRIED if what == 'rates' else (float(what),)
     return Study(
-      arms=NEW,
-      settings={f'weak-{rate:g}': {**start, 'optimizer.learning_rate': rate} for rate in SEARCHED},
+      arms=arms,
+      settings={f'weak-{rate:g}': {**start, 'optimizer.learning_rate': rate} for rate in rates},
       seeds=(300, 301),
-      baseline='unclipped',
+      baseline=next(iter(arms)),
       **common,
     )
   old = {name: reuse_rates.ARMS[name] for name in ('grpo', 'exgrpo', 'unit_slope', 'epochs_2')}
