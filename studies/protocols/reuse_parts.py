@@ -25,7 +25,8 @@ Learning rates: as in study `reuse` for its arms. `reuse_parts:rates` runs the f
 5e-5, 1e-4, 2e-4, 4e-4 and 8e-4, with the two seeds of `reuse_rates`. Rule: an arm's rate is the one
 with the highest mean of the measure over the seeds. If this is the lowest or the highest rate
 tried, the next lower or higher rate, by a factor of two, is run for this arm. So
-`reuse_parts:2.5e-5` was added for `minibatches_8`, which was best at 5e-5.
+`reuse_parts:2.5e-5` was added for `minibatches_8`, which was best at 5e-5. It has a second arm only
+because a study needs two.
 Decision: by the t interval of the difference from `grpo`, paired by seed and corrected for all 9
 comparisons; and, decided separately, by the same interval of the difference from `exgrpo`. A part
 of ExGRPO explains its gain if an arm with this part, but without the stored row, beats `grpo` and
@@ -49,7 +50,7 @@ NEW = {
   'minibatches_8': {**_GRPO, 'optimizer.minibatches': 8},
 }
 RATES_TRIED = (5e-5, 1e-4, 2e-4, 4e-4, 8e-4)
-ADDED = {'2.5e-5': 'minibatches_8'}  # rates that the rule added later, and the arm
+ADDED = {'2.5e-5': ('minibatches_4', 'minibatches_8')}  # rates that the rule added later
 RATES: dict[str, float] = {}  # of the new arms, once `reuse_parts:rates` has been run
 
 
@@ -63,7 +64,7 @@ def get_study(what=''):
     'tokens': reuse_rates.TOKENS['weak'],
   }
   if what:
-    arms = NEW if what == 'rates' else {ADDED[what]: NEW[ADDED[what]]}
+    arms = NEW if what == 'rates' else {name: NEW[name] for name in ADDED[what]}
     rates = RATES_TRIED if what == 'rates' else (float(what),)
     return Study(
       arms=arms,
