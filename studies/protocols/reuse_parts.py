@@ -36,8 +36,8 @@ Stopping rule: every run takes all of its steps, no run is left out, and none is
 Results seen before: the runs of `reuse_rates` and `reuse`. In study `replay_pays_again`, from the
 same start, `questions_clipped` differed from GRPO by -.008, and GRPO at twice its rate by +.023.
 In the search for the new arms' rates, their best means were .42 (`unclipped`), .36 (`questions`),
-.35 (`minibatches_8`), .34 (`minibatches_4`) and .27 (`questions_clipped`). At 1e-4 and higher rates,
-some runs of the clipped arms did not take off within their 40 steps.
+.35 (`minibatches_8`), .34 (`minibatches_4`) and .27 (`questions_clipped`). From 1e-4 on, some runs
+of the clipped arms did not take off within their 40 steps.
 """
 
 from studies.protocol import Study
