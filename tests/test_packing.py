@@ -41,6 +41,7 @@ def test_a_sequence_lays_rows_one_after_another_and_positions_begin_again():
   layout = packing.layout(packing.Shape(2, 6, 5), [[1, 0]], np.array([2, 3]))
   assert layout.segments.segment_BT.tolist() == [[1, 1, 1, 2, 2, 0], [0] * 6]
   assert layout.segments.position_BT.tolist() == [[0, 1, 2, 0, 1, 0], [0] * 6]
+  assert layout.segments.prefix_BT is None
   rows = np.array([[10, 11, 99], [20, 21, 22]])
   assert layout.take(rows).tolist() == [[20, 21, 22, 10, 11, 0], [0] * 6]
 
@@ -60,6 +61,8 @@ def test_rows_of_one_prompt_hold_it_once_in_a_sequence():
     [[0, 1, 2, 3, 4, 2, 3, 0, 1, 2, 3], [0, 1] + 9 * [0]],
     [[1, 1, 1, 1, 1, 1, 1, 4, 4, 4, 4], [1, 1] + 9 * [0]],
   ]
+  tight = packing.Shape(1, 7, 6)  # has room for row 1 only because it shares row 0's prefix
+  assert packing.pack(length_R[:2], response_R[:2], tight, tight, prefixes)[0].sequences == [[0, 1]]
 
 
 def test_groups_of_short_rows_take_half_of_their_tokens():
