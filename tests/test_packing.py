@@ -30,7 +30,7 @@ def test_rows_of_a_long_tail_are_packed_whole_with_little_padding(shards, most):
 
 
 def test_the_longest_row_fits_a_long_sequence_and_no_rows_are_a_short_pass():
-  long, short = packing.shapes(2, 1, 100, 80, 2)
+  long, short = packing.shapes(2, 1, 100, 80, 4)
   assert (long, short) == (packing.Shape(2, 100, 80), packing.Shape(2, 25, 20))
   rows = np.array([100, 0]), np.array([80, 0])
   assert packing.pack(*rows, long, short) == [packing.Pass(long, [[0]])]
@@ -62,7 +62,9 @@ def test_rows_of_one_prompt_hold_it_once_in_a_sequence():
     [[1, 1, 1, 1, 1, 1, 1, 4, 4, 4, 4], [1, 1] + 9 * [0]],
   ]
   tight = packing.Shape(1, 7, 6)  # has room for row 1 only because it shares row 0's prefix
-  assert packing.pack(length_R[:2], response_R[:2], tight, tight, prefixes)[0].sequences == [[0, 1]]
+  first_two = packing.Prefixes(*(x_R[:2] for x_R in prefixes))
+  [(_, sequences)] = packing.pack(length_R[:2], response_R[:2], tight, tight, first_two)
+  assert sequences == [[0, 1]]
 
 
 def test_groups_of_short_rows_take_half_of_their_tokens():
@@ -92,6 +94,7 @@ def test_short_rows_are_packed_two_and_more_to_a_sequence_in_several_passes():
   length_R = response_R + 24
   long, short = packing.shapes(1, 32768, 88, 64, 64)
   assert (long, short) == (packing.Shape(4, 176, 128), packing.Shape(4, 44, 32))
+  assert packing.shapes(1, 32768, 129, 64, 64)[0].length == 129  # two would exceed _PAIRED
   passes = packing.pack(length_R, response_R, long, short)
   assert sum(one.shape.num_tokens for one in passes) <= 1.2 * length_R.sum()
 

@@ -512,12 +512,6 @@ def test_seed_and_epoch_determine_the_permutation():
   assert order(3) != order(4)
 
 
-def test_the_stream_reads_an_epoch_in_order():
-  rows, cursor = take((0, 0), 4)
-  assert (rows, cursor) == (order(0)[:4], Cursor(0, 4))
-  assert take((0, 4), 4) == (order(0)[4:8], Cursor(0, 8))
-
-
 def test_a_step_may_end_with_an_epoch_without_leaving_it():
   assert take((0, 6), 4) == (order(0)[6:], Cursor(0, 10))
   assert take((0, 10), 4)[1] == Cursor(1, 4)
