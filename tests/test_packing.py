@@ -30,7 +30,7 @@ def test_rows_of_a_long_tail_are_packed_whole_with_little_padding(shards, most):
 
 
 def test_the_longest_row_fits_a_long_sequence_and_no_rows_are_a_short_pass():
-  long, short = packing.shapes(2, 1, 100, 80, 2)
+  long, short = packing.shapes(2, 1, 100, 80, 4)
   assert (long, short) == (packing.Shape(2, 100, 80), packing.Shape(2, 25, 20))
   rows = np.array([100, 0]), np.array([80, 0])
   assert packing.pack(*rows, long, short) == [packing.Pass(long, [[0]])]
@@ -41,6 +41,7 @@ def test_a_sequence_lays_rows_one_after_another_and_positions_begin_again():
   layout = packing.layout(packing.Shape(2, 6, 5), [[1, 0]], np.array([2, 3]))
   assert layout.segments.segment_BT.tolist() == [[1, 1, 1, 2, 2, 0], [0] * 6]
   assert layout.segments.position_BT.tolist() == [[0, 1, 2, 0, 1, 0], [0] * 6]
+  assert layout.segments.prefix_BT is None
   rows = np.array([[10, 11, 99], [20, 21, 22]])
   assert layout.take(rows).tolist() == [[20, 21, 22, 10, 11, 0], [0] * 6]
 
@@ -60,6 +61,10 @@ def test_rows_of_one_prompt_hold_it_once_in_a_sequence():
     [[0, 1, 2, 3, 4, 2, 3, 0, 1, 2, 3], [0, 1] + 9 * [0]],
     [[1, 1, 1, 1, 1, 1, 1, 4, 4, 4, 4], [1, 1] + 9 * [0]],
   ]
+  tight = packing.Shape(1, 7, 6)  # has room for row 1 only because it shares row 0's prefix
+  first_two = packing.Prefixes(*(x_R[:2] for x_R in prefixes))
+  [(_, sequences)] = packing.pack(length_R[:2], response_R[:2], tight, tight, first_two)
+  assert sequences == [[0, 1]]
 
 
 def test_groups_of_short_rows_take_half_of_their_tokens():
@@ -89,6 +94,7 @@ def test_short_rows_are_packed_two_and_more_to_a_sequence_in_several_passes():
   length_R = response_R + 24
   long, short = packing.shapes(1, 32768, 88, 64, 64)
   assert (long, short) == (packing.Shape(4, 176, 128), packing.Shape(4, 44, 32))
+  assert packing.shapes(1, 32768, 129, 64, 64)[0].length == 129  # two would exceed _PAIRED
   passes = packing.pack(length_R, response_R, long, short)
   assert sum(one.shape.num_tokens for one in passes) <= 1.2 * length_R.sum()
 

@@ -47,10 +47,10 @@ def token_logprobs(
 ) -> tuple[jax.Array, jax.Array]:
   """Compute each token's log-probability given the previous tokens, and the prediction's entropy.
 
-  The backward pass recomputes each chunk's logits, which `fused_loss` avoids. `hidden_BTD` are the
-  hidden states after the final norm, and `unembedding_DV` has the same float dtype. Logits are
-  divided by the sampling `temperature`. Only one chunk's logits are in memory at once: at most
-  `chunk` tokens per shard of rows, but at least one position per row. For `cap`, see `capped`.
+  For scoring; to train, see `fused_loss`. `hidden_BTD` are the hidden states after the final norm,
+  and `unembedding_DV` has the same float dtype. Logits are divided by the sampling `temperature`.
+  Only one chunk's logits are in memory at once: at most `chunk` tokens per shard of rows, but at
+  least one position per row. For `cap`, see `capped`.
 
   Returns (logp_BT, entropy_BT), float32, in nats, aligned with tokens_BT (int32). Entry 0 is 0,
   because nothing predicts token 0.
@@ -148,11 +148,8 @@ def target_logprobs(
     *_, logp_BS, entropy_BS = _distribution(hidden_BSD, unembedding_DV, target_BS, temperature, cap)
     return logp_BS, entropy_BS
 
-  if num_chunks == 1:  # recomputing a single chunk in the backward pass saves no memory
-    return score_chunk((hidden_BWD, target_BW))
   logp, entropy = jax.lax.map(
-    jax.checkpoint(score_chunk),
-    tuple(_split_chunks(x, num_chunks, size) for x in (hidden_BWD, target_BW)),
+    score_chunk, tuple(_split_chunks(x, num_chunks, size) for x in (hidden_BWD, target_BW))
   )
   return _join_chunks(logp, window), _join_chunks(entropy, window)
 
@@ -242,9 +239,9 @@ def _distribution(
     'bsd,dv->bsv', hidden_BSD, unembedding_DV, preferred_element_type=jnp.float32
   )
   logits_BSV = _constrain_logits(capped(product_BSV, cap) / temperature)
-  # No gradient flows through the maximum, because it cancels out. jax.nn.log_softmax is avoided
-  # because XLA:CPU would materialize its result: one more array as wide as the vocabulary.
-  shifted_BSV = logits_BSV - jax.lax.stop_gradient(jnp.max(logits_BSV, axis=-1, keepdims=True))
+  # jax.nn.log_softmax is avoided because XLA:CPU would materialize its result: one more array as
+  # wide as the vocabulary.
+  shifted_BSV = logits_BSV - jnp.max(logits_BSV, axis=-1, keepdims=True)
   total_BS = jnp.sum(jnp.exp(shifted_BSV), axis=-1)
   log_total_BS = jnp.log(total_BS)
   # A sum over a one-hot mask instead of a gather, because the vocabulary may be sharded.

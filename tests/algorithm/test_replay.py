@@ -93,11 +93,6 @@ def test_truncated_responses_count_but_need_not_be_stored(store):
   assert 8 in every.entries and 8 not in whole.entries  # both its responses are truncated
 
 
-def test_a_fully_solved_question_is_retired_and_its_trajectories_dropped():
-  buffer = record(buffer_of({7: 0.5}), SOLVED)
-  assert 7 not in buffer.entries and buffer.retired_epoch == {7: 2}
-
-
 def test_a_replayed_row_counts_as_one_of_the_group():
   assert record(buffer_of({7: 0.5}), {7: (True, '+++')}).retired_epoch == {7: 2}
   assert record(buffer_of({7: 0.5}), {7: (True, '+--')}).entries[7].correctness == 2 / 4
@@ -131,11 +126,6 @@ def test_a_retired_question_is_never_stored_again_and_keeps_its_epoch():
   before = replay.Buffer(retired_epoch={7: 0}, started=True)
   assert record(before, {7: (False, '+---')}) == before
   assert record(before, SOLVED).retired_epoch == {7: 0}
-
-
-def test_solved_questions_retire_before_replay_has_started():
-  buffer = record(replay.Buffer(), SOLVED | {8: (False, '+---')})
-  assert buffer.retired_epoch == {7: 2} and not buffer.entries
 
 
 def test_every_fresh_success_is_added_once_compared_by_tokens():
@@ -263,7 +253,8 @@ def test_length_buckets_are_equal_parts_of_the_ranking(kind):
 
 def draw(buffer, config=PAPER, questions=8, seed=0, step=5, in_flight=()):
   rng = np.random.default_rng(seed)
-  return replay.draw_questions(config, buffer, questions, K, step, rng, in_flight)
+  with np.errstate(divide='raise'):  # the logarithm of a weight of 0 must not warn
+    return replay.draw_questions(config, buffer, questions, K, step, rng, in_flight)
 
 
 def test_nothing_is_drawn_before_the_start():
@@ -320,13 +311,6 @@ def test_draws_beyond_a_buckets_size_go_to_the_others_by_the_same_weights():
   assert abs(in_bucket_1 - 199) < 3.3 * np.sqrt(398 / 4)
 
 
-def test_within_a_bucket_all_questions_are_equally_likely():
-  buffer = buffer_of(dict.fromkeys(range(10), 0.5))
-  rows = [row for seed in range(2000) for row in draw(buffer, questions=6, seed=seed)]
-  count = np.bincount(rows, minlength=10)
-  assert ((count - 600) ** 2 / 600).sum() < 27.9  # chi-square, 9 degrees, p = .001
-
-
 def test_uniform_selection_ignores_buckets():
   buffer = buffer_of({row: 0.25 if row < 300 else 0.5 for row in range(400)})
   config = changed(question_selection='uniform')
@@ -375,20 +359,6 @@ def test_the_questions_with_the_most_headroom_are_drawn_first():
     rows = draw(buffer, config, questions=12, seed=seed)
     assert set(rows[:2]) == {3, 6} and rows[2:] == [5, 2, 4, 1]
     assert rows[:4] == draw(buffer, config, questions=8, seed=seed)
-
-
-@pytest.mark.parametrize(
-  ('log_ratio', 'limit', 'expected'),
-  [
-    ([0.02, 0.02, 0.02, 0.02], 1e-3, False),  # the mean of squares is 4e-4
-    ([0.08, 0, 0, 0], 1e-3, True),  # 1.6e-3: the same mean, of a few tokens
-    ([0.08, 0, 0, 0], 1e-2, False),
-    ([0.5, -0.5], 1e-2, True),  # they do not cancel
-    ([0.0, np.nan], 1e-3, True),
-  ],
-)
-def test_drift_is_the_mean_square(log_ratio, limit, expected):
-  assert (not replay.drift(np.float32(log_ratio)) <= limit) == expected
 
 
 def test_trajectories_that_were_not_admitted_leave_the_buffer():
@@ -508,14 +478,7 @@ def take(cursor, count, retired=(), taken=(), size=10, at_once=4):
 def test_seed_and_epoch_determine_the_permutation():
   generator = np.random.default_rng(np.random.SeedSequence(7, spawn_key=(7, 3)))
   assert order(3) == generator.permutation(10).tolist()
-  assert sorted(order(3)) == list(range(10))
   assert order(3) != order(4)
-
-
-def test_the_stream_reads_an_epoch_in_order():
-  rows, cursor = take((0, 0), 4)
-  assert (rows, cursor) == (order(0)[:4], Cursor(0, 4))
-  assert take((0, 4), 4) == (order(0)[4:8], Cursor(0, 8))
 
 
 def test_a_step_may_end_with_an_epoch_without_leaving_it():
@@ -577,3 +540,5 @@ def test_if_all_have_retired_the_questions_not_replayed_are_read():
 def test_fewer_questions_than_a_step_needs_are_refused():
   with pytest.raises(InputError, match='has 3 questions, but a step needs 4 distinct'):
     take((0, 0), 1, size=3)
+  with pytest.raises(ValueError, match='count=3 plus 2 taken rows is more than at_once=4'):
+    take((0, 0), 3, taken=[1, 2])

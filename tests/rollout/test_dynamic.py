@@ -244,7 +244,7 @@ def test_a_group_is_dropped_if_all_its_rows_are_masked(mask):
   assert all(map(is_mixed, trained)) and any(row % 2 for row in trained) != mask
 
 
-def test_the_metrics_of_rounds_are_merged():
+def test_the_metrics_of_rounds_are_merged(monkeypatch):
   rounds = [
     (30, {'rollout/slots_busy': 0.5, 'environment/turns_max': 4, 'environment/seconds': 2.0}),
     (10, {'rollout/slots_busy': 0.9, 'environment/turns_max': 3, 'environment/seconds': 1.0}),
@@ -256,6 +256,10 @@ def test_the_metrics_of_rounds_are_merged():
     'environment/seconds': 3.0,
   }
   assert dynamic.merged(rounds) == expected
+  # A round's weight is the number of tokens that it has generated: two in each response.
+  monkeypatch.setattr(dynamic, 'merged', lambda rounds: {'tokens': sum(own for own, _ in rounds)})
+  _, _, measured = next(taken_steps(setup(dynamic_sampling=6.0), replay.Buffer(), 1))
+  assert measured['tokens'] == 2 * K * measured['groups/drawn']
 
 
 def test_a_step_cannot_draw_more_questions_than_exist(recorded):

@@ -47,8 +47,8 @@ def expected(config, logits_V):
   'config',
   tiers.full_after_first(
     [
-      pytest.param(token_sampling.Distribution(), id='softmax'),
       pytest.param(token_sampling.Distribution(temperature=0.8), id='temperature'),
+      pytest.param(token_sampling.Distribution(), id='softmax'),
       pytest.param(token_sampling.Distribution(top_k=2), id='top_k'),
       pytest.param(token_sampling.Distribution(top_k=100), id='top_k_above_the_vocabulary'),
       pytest.param(token_sampling.Distribution(top_p=0.8), id='top_p'),
@@ -92,13 +92,25 @@ def test_greedy_is_argmax_with_log_probability_and_entropy_at_temperature_1(size
   np.testing.assert_allclose(entropy_B, scipy.stats.entropy(p_BV, axis=-1), atol=1e-5)
 
 
-@pytest.mark.full
-def test_ties_are_kept_together():
-  """If one of two tokens with equal logits is kept, the other is kept too."""
-  tied_V = np.array([[1.0, 3.0, 2.0, 2.0, 0.0]], np.float32)
-  for config in (token_sampling.Distribution(top_k=2), token_sampling.Distribution(top_p=0.7)):
-    kept_V = np.isfinite(token_sampling.truncate(config, tied_V))[0]
-    assert kept_V.tolist() == [False, True, True, True, False]
+# Probabilities of 5 tokens -> settings and the tokens kept. Tokens 2 and 3 are equally probable.
+P_V = [0.1, 0.4, 0.2, 0.2, 0.1]
+KEPT = [
+  (dict(top_k=1), [1]),
+  (dict(top_k=2), [1, 2, 3]),
+  (dict(top_p=0.3), [1]),
+  (dict(top_p=0.55), [1, 2, 3]),
+  (dict(top_p=0.85), [0, 1, 2, 3, 4]),
+  (dict(min_p=0.4), [1, 2, 3]),
+  (dict(min_p=0.6), [1]),
+  (dict(top_k=3, top_p=0.45), [1]),  # 0.4 is half of what top_k keeps
+]
+
+
+def test_truncation_keeps_the_most_probable_tokens_and_all_ties():
+  logits_V = np.log(np.float32([P_V]))
+  for values, kept in KEPT:
+    found_V = token_sampling.truncate(token_sampling.Distribution(**values), logits_V)[0]
+    assert np.flatnonzero(np.isfinite(found_V)).tolist() == kept, values
 
 
 @pytest.mark.full
@@ -113,20 +125,12 @@ def test_the_most_probable_token_is_always_kept():
     assert (int(token_B[0]), float(logp_B[0]), float(entropy_B[0])) == (1, 0.0, 0.0)
 
 
-def test_a_draw_on_a_boundary_takes_the_next_token():
-  weight_BN = jnp.array([[0.25, 0.25, 0.5]] * 3)
-  assert token_sampling.inverse_cdf(weight_BN, jnp.array([0.0, 0.25, 0.5])).tolist() == [0, 1, 2]
-
-
-@pytest.mark.full
 def test_the_draw_inverts_the_cumulative_sum():
-  """A token of weight 0 is never drawn, not even at 1."""
-  expected = {0.0: 1, 0.24: 1, 0.26: 3, 0.49: 3, 0.51: 4, 0.9999999: 4, 1.0: 4}
-  weight_BN = jnp.array([[0.0, 1.0, 0.0, 1.0, 2.0, 0.0, 0.0]])
-  assert {
-    uniform: int(token_sampling.inverse_cdf(weight_BN, jnp.array([uniform]))[0])
-    for uniform in expected
-  } == expected
+  """A boundary belongs to the next token. A token of weight 0 is never drawn, not even at 1."""
+  expected = {0.0: 1, 0.24: 1, 0.25: 3, 0.49: 3, 0.5: 4, 0.9999999: 4, 1.0: 4}
+  weight_BN = jnp.array([[0.0, 1.0, 0.0, 1.0, 2.0, 0.0, 0.0]] * len(expected))
+  found_B = token_sampling.inverse_cdf(weight_BN, jnp.array([*expected]))
+  assert found_B.tolist() == [*expected.values()]
 
 
 @pytest.mark.full
