@@ -128,6 +128,11 @@ def test_a_retired_question_is_never_stored_again_and_keeps_its_epoch():
   assert record(before, SOLVED).retired_epoch == {7: 0}
 
 
+def test_solved_questions_retire_before_replay_has_started():
+  buffer = record(replay.Buffer(), SOLVED | {8: (False, '+---')})
+  assert buffer.retired_epoch == {7: 2} and not buffer.entries
+
+
 def test_every_fresh_success_is_added_once_compared_by_tokens():
   group = [(response(1, n), verdict(sign)) for n, sign in zip((2, 2, 3, 4), '+++-')]
   buffer = record(buffer_of({7: 0.5}), {7: (False, group)})
@@ -309,6 +314,13 @@ def test_draws_beyond_a_buckets_size_go_to_the_others_by_the_same_weights():
   assert len(rows) == 400 and {0, 1} <= set(rows)  # all of the small, likeliest bucket
   in_bucket_1 = sum(10 <= row < 1000 for row in rows)  # buckets 1 and 3 have the same weight
   assert abs(in_bucket_1 - 199) < 3.3 * np.sqrt(398 / 4)
+
+
+def test_within_a_bucket_all_questions_are_equally_likely():
+  buffer = buffer_of(dict.fromkeys(range(10), 0.5))
+  rows = [row for seed in range(2000) for row in draw(buffer, questions=6, seed=seed)]
+  count = np.bincount(rows, minlength=10)
+  assert ((count - 600) ** 2 / 600).sum() < 27.9  # chi-square, 9 degrees, p = .001
 
 
 def test_uniform_selection_ignores_buckets():
