@@ -43,11 +43,10 @@ def measure(bench: Bench) -> list[Figure]:
 def lengthen(run: pathlib.Path, steps: int) -> None:
   """Repeat a run's steps until there are `steps`, each with the paper's number of rows."""
   for name in ('questions', 'responses', 'tokens'):
-    paths = step_records.files(run, name)
-    whole = pa.concat_tables([step_records.read_file(path, name) for path in paths])
+    whole = pa.concat_tables(step_records.tables(run, name))
     step_N = whole['step'].to_numpy()
     of_steps = [whole.filter(pa.array(step_N == step)) for step in range(1, _SHORT + 1)]
-    for path in paths:
+    for path in step_records.files(run, name):
       path.unlink()
     for first in range(1, steps + 1, _FILE_STEPS):
       several = range(first, min(first + _FILE_STEPS, steps + 1))

@@ -63,8 +63,8 @@ def comparisons(workdir: pathlib.Path) -> Iterator[tuple[int, Row]]:
 def _fresh_successes(workdir: pathlib.Path) -> dict[int, list[int]]:
   """Return step -> number of fresh successes for each replayed question."""
   found: dict[int, list[int]] = {}
-  for path in step_records.files(workdir, 'questions'):
-    for row in step_records.read_file(path, 'questions').to_pylist():
+  for table in step_records.tables(workdir, 'questions'):
+    for row in table.to_pylist():
       if row['is_replay']:  # its correctness includes the stored success
         found.setdefault(row['step'], []).append(round(SAMPLES * row['correctness']) - 1)
   return found

@@ -111,8 +111,7 @@ def _explaining(steps: Run) -> dict[str, float]:
 def _distinct_questions(workdir: str) -> dict[int, int]:
   """Count the distinct questions up to each step, until a step's records are missing."""
   seen, count = set(), {0: 0}
-  for path in step_records.files(workdir, 'questions'):
-    table = step_records.read_file(path, 'questions')
+  for table in step_records.tables(workdir, 'questions'):
     for step, question in zip(table['step'].to_pylist(), table['question'].to_pylist()):
       if step - 1 not in count:  # an earlier file is missing
         return count

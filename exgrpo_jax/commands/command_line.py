@@ -178,7 +178,6 @@ def define_hosts() -> None:
 def run(
   main: Callable[..., None],
   define_flags: Callable[[], None],
-  choices: Sequence[str] = (),
   on_all_hosts: bool = False,
   several: str = '',
 ) -> None:
@@ -187,7 +186,6 @@ def run(
   Args:
     main: called with the flags, followed by any words after the command.
     define_flags: defines the command's flags.
-    choices: if given, the command must be followed by exactly one of these words.
     on_all_hosts: True if several hosts can run the command together.
     several: a name for the words after the command, e.g. 'WORKDIR'; if set, at least one is needed.
   """
@@ -208,14 +206,9 @@ def run(
     logging.set_verbosity(logging.ERROR)  # orbax and TFDS log every detail at lower levels
     words = argv[1:]
     try:
-      if choices and (len(words) != 1 or words[0] not in choices):
-        raise InputError(
-          f"'{' '.join(words)}': the command must be followed by one of these words: "
-          f'{", ".join(choices)}.'
-        )
       if several and not words:
         raise InputError(f'the command must be followed by at least one {several}. See --help.')
-      if words and not choices and not several:
+      if words and not several:
         raise InputError(f"'{words[0]}': this is not a flag. Write flags as --name=value.")
       with hosts.joined(_meeting(args)) if on_all_hosts else contextlib.nullcontext():
         main(args, *words)

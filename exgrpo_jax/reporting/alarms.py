@@ -8,7 +8,7 @@ except the warnings about failed gradings and about `SILENT_STEPS`.
 import dataclasses
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from exgrpo_jax.datatypes import FAILURES, Verdict
 from exgrpo_jax.learner import optimizer
@@ -161,11 +161,6 @@ def grading(step: int, verdicts: Sequence[Sequence[Verdict]]) -> str:
 SCORE = 'validation/score'  # see evaluation.scores.score_all
 BREAKDOWN_WINDOW = 10  # steps
 MAX_SKIPPED = 0.5  # share of the updates in the last BREAKDOWN_WINDOW steps
-
-
-def scores_of(records: Iterable[Mapping[str, float]]) -> dict[int, float]:
-  """Map each evaluated step to its validation score."""
-  return {int(record['step']): record[SCORE] for record in records if SCORE in record}
 
 
 def last_step(score_by_step: Mapping[int, float], num_steps: int, patience: int) -> int:

@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.reporting import alarms, metrics, step_records
+from exgrpo_jax.reporting.comparison import scores_of
 from exgrpo_jax.reporting.metrics import Run
 from exgrpo_jax.runtime.workdir import RUN_LOCK, WITHOUT_EFFECT, check_entries, read_config
 
@@ -118,7 +119,7 @@ def read_settings(workdir: str) -> dict[str, Any]:
 def last_step(config: Mapping[str, Any], records: Run) -> int:
   """Return the step after which a run ends, according to its scores so far."""
   patience = config.get('evaluation.patience', 0)  # missing in configs of older versions
-  return alarms.last_step(alarms.scores_of(records), config['num_steps'], patience)
+  return alarms.last_step(scores_of(records, alarms.SCORE), config['num_steps'], patience)
 
 
 def flat(values: Mapping[str, Any], prefix: str = '') -> dict[str, Any]:

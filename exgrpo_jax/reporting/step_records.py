@@ -12,7 +12,7 @@ import concurrent.futures
 import contextlib
 import os
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Self
 
 import pyarrow as pa
@@ -112,7 +112,7 @@ SCHEMAS = {'responses': RESPONSES, 'questions': QUESTIONS, 'tokens': TOKENS}
 class Records(NamedTuple):
   """A run's responses and questions, sorted by step, group and sample.
 
-  The tokens table may be large, so read it file by file with `files` and `read_file`.
+  The tokens table may be large, so read it file by file with `tables`.
   """
 
   responses: pa.Table  # schema RESPONSES
@@ -125,14 +125,18 @@ def read(workdir: str | os.PathLike) -> Records:
   `read(workdir).responses['entropy'].to_numpy()` returns a column as a NumPy array. During the run,
   steps after the newest file are missing. Raises InputError for a damaged file.
   """
-  tables = []
+  found = []
   for name in Records._fields:
     schema = SCHEMAS[name]
-    parts = [read_file(path, name) for path in files(workdir, name)]
-    table = pa.concat_tables([schema.empty_table(), *parts])
+    table = pa.concat_tables([schema.empty_table(), *tables(workdir, name)])
     order = [(key, 'ascending') for key in ('step', 'group', 'sample') if key in schema.names]
-    tables.append(table.sort_by(order))
-  return Records(*tables)
+    found.append(table.sort_by(order))
+  return Records(*found)
+
+
+def tables(workdir: str | os.PathLike, name: str) -> Iterator[pa.Table]:
+  """Yield the content of each file of table `name`, in order. Raises InputError like `read`."""
+  return (read_file(path, name) for path in files(workdir, name))
 
 
 def files(workdir: str | os.PathLike, name: str) -> list[pathlib.Path]:

@@ -109,7 +109,8 @@ def is_finished(trial: Trial) -> bool:
       num_steps = recorded['num_steps']
   except InputError:
     return False  # train will reject the file and name the bad line
-  wanted = alarms.last_step(alarms.scores_of(records), num_steps, config.evaluation.patience)
+  scores = comparison.scores_of(records, alarms.SCORE)
+  wanted = alarms.last_step(scores, num_steps, config.evaluation.patience)
   # A run whose checkpoints were all deleted still counts as finished.
   saved = max(checkpoint.steps(trial.workdir), default=wanted)
   return bool(records) and min(records[-1]['step'], saved) >= wanted

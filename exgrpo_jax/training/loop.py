@@ -17,6 +17,7 @@ from exgrpo_jax.learner.checkpoint import Snapshot
 from exgrpo_jax.learner.optimizer import TrainState
 from exgrpo_jax.policy import model
 from exgrpo_jax.reporting import alarms, messages, metrics, step_rows
+from exgrpo_jax.reporting.comparison import scores_of
 from exgrpo_jax.rollout import dynamic, stages
 from exgrpo_jax.runtime import activity, preemption, randomness
 from exgrpo_jax.runtime.clock import NO_TRAINING, traced
@@ -224,7 +225,7 @@ def report(
       with clock('evaluate'):
         evaluated = scores.score_all(run.experiment, policy, run.evaluations, plan.step)
         measured |= evaluated
-        run.scores |= alarms.scores_of([{'step': plan.step} | evaluated])
+        run.scores |= scores_of([{'step': plan.step} | evaluated], alarms.SCORE)
       if config.export.best:
         with clock('export', device_waits=True):
           export.keep_best(run.experiment, policy, plan.step, evaluated)

@@ -32,6 +32,7 @@ from exgrpo_jax.learner import checkpoint, storage
 from exgrpo_jax.learner.checkpoint import Snapshot
 from exgrpo_jax.policy import lora, model
 from exgrpo_jax.reporting import alarms, messages, metrics, step_records
+from exgrpo_jax.reporting.comparison import scores_of
 from exgrpo_jax.reporting.report import write_at_end
 from exgrpo_jax.rollout import seeding
 from exgrpo_jax.rollout.stages import RolloutSetup
@@ -244,7 +245,7 @@ def opened(
       pool.Grader(config.grading, config.verifier) as grader,
     ):
       past = metrics.read(workdir, first)  # the first host may not have deleted later steps yet
-      scored = alarms.scores_of(past)
+      scored = scores_of(past, alarms.SCORE)
       if first <= alarms.last_step(scored, config.num_steps, config.evaluation.patience):
         record_start(workdir, first, _digests(rollout.data, snapshot, base_sums))
       pace = Pace(compiled, past)
@@ -252,7 +253,7 @@ def opened(
         policy = lora.joined(config.lora, initial, snapshot.state.params)
         with activity.doing('evaluate'), pace.evaluation():
           writer.write(0, evaluated := scores.score_all(experiment, policy, evaluations, 0))
-        scored |= alarms.scores_of([{'step': 0} | evaluated])
+        scored |= scores_of([{'step': 0} | evaluated], alarms.SCORE)
       with guard as (clock, told_to_stop):
         run = Run(
           experiment=experiment,

@@ -72,17 +72,12 @@ def test_a_killed_and_resumed_run_is_bit_for_bit_the_uninterrupted_run(recorded,
   assert tiny.untimed_records(workdir) == tiny.untimed_records(recorded.workdir)
   assert samples_of(workdir) == samples_of(recorded.workdir)
   assert step_records.read(workdir) == step_records.read(recorded.workdir)
-  assert recorded_tokens(workdir) == recorded_tokens(recorded.workdir) != []
+  assert tiny.token_rows(workdir) == tiny.token_rows(recorded.workdir) != []
   assert {path.name for path in (workdir / 'tokenizer').iterdir()} >= {'tokenizer.model'}
 
 
 def samples_of(workdir):
   return {path.name: path.read_text() for path in (workdir / 'samples').iterdir()}
-
-
-def recorded_tokens(workdir):
-  paths = step_records.files(workdir, 'tokens')
-  return [row for path in paths for row in step_records.read_file(path, 'tokens').to_pylist()]
 
 
 def check_what_it_said(out, kept, done, command):

@@ -372,26 +372,6 @@ def test_a_damaged_file_is_replaced(data, opened, damage, capsys, no_encoding):
   assert not capsys.readouterr().err
 
 
-@pytest.mark.full
-def test_a_kill_during_writing_leaves_no_file_with_the_final_name(config, data, model, opened):
-  script = f"""
-import os, pathlib
-from exgrpo_jax.data import prompt, questions, store, tokenizer
-whole = pathlib.Path.write_bytes
-def killed_half_way(path, content):
-  whole(path, content[:len(content) // 2])
-  os._exit(9)
-pathlib.Path.write_bytes = killed_half_way
-data = questions.load(questions.{config!r}, {data.spec!r})
-store.tokenized(data, tokenizer.load({str(model)!r}), prompt.{PLAIN!r})
-"""
-  assert subprocess.run([sys.executable, '-c', script], check=False).returncode == 9
-  (left,) = files(data)
-  assert as_lists(store.tokenized(data, opened, PLAIN)) == expected(opened)
-  (complete,) = set(files(data)) - {left}
-  assert complete.stem == left.stem and not complete.suffix
-
-
 def test_prompts_stay_in_memory_if_they_cannot_be_saved(data, opened, capsys):
   folder = pathlib.Path(data.store.folder, 'prompts')
   folder.touch()  # a file instead of a folder, because root can write anywhere

@@ -2,16 +2,12 @@
 
 import os
 
-from exgrpo_jax.workers import server, user_code
+from exgrpo_jax.workers import server
 from tests.helpers import misbehaving
 
 
 def load(setup, say):
-  """Import a user's code, where the setup names some."""
-  for key, spec in setup.items():
-    with user_code.refusing(key, spec):
-      say(key, spec, 'importing it')
-      user_code.load(spec)
+  del setup, say  # it runs no user's code
 
   def answer(text):
     misbehaving.act(text)

@@ -16,7 +16,7 @@ import numpy as np
 from exgrpo_jax.configs import smoke
 from exgrpo_jax.grading import programs, settings
 from exgrpo_jax.policy import model, rotary
-from exgrpo_jax.reporting import metrics
+from exgrpo_jax.reporting import metrics, step_records
 from exgrpo_jax.training import session
 from tests.helpers.chance import QUARTERS
 
@@ -111,6 +111,11 @@ def untimed_records(workdir):
     {name: value for name, value in record.items() if not name.startswith(measured)}
     for record in metrics.read(workdir)
   ]
+
+
+def token_rows(workdir):
+  """A run's rows of tokens, in file order."""
+  return [row for table in step_records.tables(workdir, 'tokens') for row in table.to_pylist()]
 
 
 def full_log_probabilities(params, config, tokens_T, temperature=1.0, routes_TLC=None):

@@ -178,11 +178,6 @@ def test_a_run_ends_after_patience_evaluations_without_improvement(num_steps, pa
   assert alarms.last_step(FALLS, num_steps, patience) == step
 
 
-def test_scores_come_from_the_validation_set():
-  records = [{'step': 0.0, alarms.SCORE: 0.5}, {'step': 1.0}, {'step': 2, 'reward': 1.0}]
-  assert alarms.scores_of(records) == {0: 0.5}
-
-
 def breakdown(*changes):
   """Return the breakdown after steps with these changes to WELL, oldest first."""
   steps = [WELL | change | {'step': step} for step, change in enumerate(changes, 1)]

@@ -128,14 +128,6 @@ def test_rows_are_readable_text_and_strict_json(tmp_path):
   assert list(path.parent.iterdir()) == [path]
 
 
-def test_rows_are_written_atomically(tmp_path):
-  path = tmp_path / 'rows.jsonl'
-  metrics.write_rows(path, [{'question': 'a'}])
-  with pytest.raises(TypeError):
-    metrics.write_rows(path, [{'question': 'b'}, {'question': object()}])
-  assert path.read_text() == '{"question": "a"}\n'
-
-
 # ---- TensorBoard ----
 
 

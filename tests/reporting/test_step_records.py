@@ -12,6 +12,7 @@ import pytest
 
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.reporting import step_records
+from tests.helpers import tiny
 
 VALUES = {  # column type -> values
   pa.int32(): 7,
@@ -47,18 +48,12 @@ def write(workdir, first, last, every=4, value=0.0):
       writer.add(step, rows_of(step, value))
 
 
-def recorded_tokens(workdir):
-  """All rows of tokens."""
-  paths = step_records.files(workdir, 'tokens')
-  return [row for path in paths for row in step_records.read_file(path, 'tokens').to_pylist()]
-
-
 def steps(workdir):
   """The steps recorded, and the reward of the first response of each."""
   responses, questions = step_records.read(workdir)
   assert responses['step'].to_pylist() == questions['step'].to_pylist()
   # In step order even if files overlap, as files with different numbers of steps may.
-  assert responses['step'].to_pylist() == sorted(row['step'] for row in recorded_tokens(workdir))
+  assert responses['step'].to_pylist() == sorted(row['step'] for row in tiny.token_rows(workdir))
   assert set(collections.Counter(responses['step'].to_pylist()).values()) == {2}
   return dict(zip(questions['step'].to_pylist()[::2], responses['reward'].to_pylist()[::2]))
 
@@ -177,7 +172,7 @@ def test_rows_are_read_back_as_written(tmp_path):
   for name, table in (('responses', responses), ('questions', questions)):
     expected = pa.table(of_step[name], schema=step_records.SCHEMAS[name])
     assert table.slice(2).to_pylist() == expected.to_pylist()
-  for row, expected in zip(recorded_tokens(tmp_path)[2:], zip(*of_step['tokens'].values())):
+  for row, expected in zip(tiny.token_rows(tmp_path)[2:], zip(*of_step['tokens'].values())):
     for found, value in zip(row.values(), expected, strict=True):
       np.testing.assert_array_equal(found, value)
 
@@ -210,7 +205,7 @@ def test_a_run_of_an_earlier_version_is_read_and_resumed(tmp_path):
   write(tmp_path / 'old', 6, 7)
   _, questions = step_records.read(tmp_path / 'old')
   assert questions['text'].is_valid().to_pylist() == [False] * 10 + [True, False] * 2
-  assert {row['step'] for row in recorded_tokens(tmp_path / 'old')} == {6, 7}
+  assert {row['step'] for row in tiny.token_rows(tmp_path / 'old')} == {6, 7}
 
 
 @pytest.mark.parametrize(

@@ -49,9 +49,8 @@ def measured(recorded):
 def tokens(recorded):
   """The rows of tokens of the run, by step."""
   by_step = {number: [] for number in recorded.steps}
-  for path in step_records.files(recorded.workdir, 'tokens'):
-    for row in step_records.read_file(path, 'tokens').to_pylist():
-      by_step[row['step']].append(row)
+  for row in tiny.token_rows(recorded.workdir):
+    by_step[row['step']].append(row)
   return by_step
 
 

@@ -14,6 +14,7 @@ from absl import logging as absl_logging
 
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.runtime import activity, console, hosts
+from tests.helpers.stand_ins import wait_until
 
 NEVER = 1e9  # seconds
 
@@ -53,13 +54,6 @@ def test_a_recorded_command_gets_the_workdir_of_its_run():
 @pytest.fixture
 def path(tmp_path):
   return tmp_path / 'console.log'
-
-
-def wait_until(condition):
-  deadline = time.monotonic() + 60  # for a busy machine
-  while not condition():
-    assert time.monotonic() < deadline
-    time.sleep(0.01)
 
 
 @contextlib.contextmanager

@@ -683,9 +683,7 @@ def test_metrics_count_the_policys_tokens_and_the_environments(run):
 @of('episodes')
 def test_records_and_the_page_have_the_turns_of_each_episode(run):
   written = {
-    (row['step'], row['group'], row['sample']): row
-    for path in step_records.files(run.workdir, 'tokens')
-    for row in step_records.read_file(path, 'tokens').to_pylist()
+    (row['step'], row['group'], row['sample']): row for row in tiny.token_rows(run.workdir)
   }
   for step in run.steps.values():
     for group, (_, _, own, _, replayed) in enumerate(groups(step)):

@@ -299,8 +299,7 @@ class Size(NamedTuple):
 def sizes(workdir: pathlib.Path) -> dict[Group, Size]:
   """Return the size of each group whose tokens are recorded, in step order."""
   found: dict[Group, Size] = {}
-  for path in step_records.files(workdir, 'tokens'):
-    table = step_records.read_file(path, 'tokens')
+  for table in step_records.tables(workdir, 'tokens'):
     lengths = table['tokens'].combine_chunks().value_lengths().to_pylist()
     keys = zip(*(table[name].to_pylist() for name in ('step', 'group', 'question')))
     for (step, group, question), length in zip(keys, lengths):
@@ -329,8 +328,7 @@ def choose(found: Mapping[Group, Size], max_tokens: int) -> set[Group]:
 
 def read_texts(workdir: pathlib.Path, wanted: Callable[[Group], bool]) -> Iterator[dict[str, Any]]:
   """Yield the recorded responses of the wanted groups, with one file in memory at a time."""
-  for path in step_records.files(workdir, 'tokens'):
-    table = step_records.read_file(path, 'tokens')
+  for table in step_records.tables(workdir, 'tokens'):
     keys = map(Group, table['step'].to_pylist(), table['group'].to_pylist())
     yield from table.filter(pa.array([wanted(key) for key in keys], pa.bool_())).to_pylist()
 

@@ -41,8 +41,7 @@ def run(recorded, tmp_path_factory):
   folder = tmp_path_factory.mktemp('report') / 'run'
   shutil.copytree(recorded.workdir, folder)
   ids = tokenizer.load(folder / 'tokenizer').encode(HOSTILE)
-  first, *_ = step_records.files(folder, 'tokens')
-  attacked = step_records.read_file(first, 'tokens').to_pylist()[0]
+  attacked = tiny.token_rows(folder)[0]
   values = {'tokens': ids, 'logp': [0.5] * len(ids), 'entropy': [0.5] * len(ids)}
   change(folder, 'tokens', lambda row: row | (values if KEY(row) == KEY(attacked) else {}))
   asked, question = {'text': HOSTILE, 'answer': LONG}, attacked['question']
@@ -342,8 +341,7 @@ def test_a_group_has_its_advantages_and_its_tokens(tab, report, run):
     for r in members
   ]
   assert found[-1][8] == str(replay['policy_step'])
-  path = next(p for p in step_records.files(run.folder, 'tokens')[::-1])
-  last = step_records.read_file(path, 'tokens').to_pylist()[-1]
+  last = tiny.token_rows(run.folder)[-1]
   go(tab, report, f'page=responses&group={last["step"]}/{last["group"]}')
   text = tokenizer.load(run.folder / 'tokenizer').decode(last['tokens'], special=True)
   tab.locator('main > div > details').last.evaluate('details => { details.open = true; }')
@@ -485,8 +483,7 @@ def test_typed_text_is_searched_in_questions_and_responses(tab, page, recorded, 
   encoded = tokenizer.load(recorded.workdir / 'tokenizer')
   texts = {
     KEY(row): encoded.decode(row['tokens'], special=True)
-    for path in step_records.files(recorded.workdir, 'tokens')
-    for row in step_records.read_file(path, 'tokens').to_pylist()
+    for row in tiny.token_rows(recorded.workdir)
   }
   questions = step_records.read(recorded.workdir).questions.to_pylist()
   asked = {row['question']: row['text'] for row in questions}
