@@ -33,8 +33,9 @@ def test_hosts_exchange_values_and_check_that_they_agree(tmp_path):
   on_two_hosts(f"""
 import os, pytest, time, types
 import numpy as np
+from exgrpo_jax.configs import smoke
 from exgrpo_jax.datatypes import Message
-from exgrpo_jax.runtime import hosts
+from exgrpo_jax.runtime import hosts, workdir
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.rollout import seeding
 
@@ -59,6 +60,23 @@ with pytest.raises(InputError, match='files that host 0 writes there .hosts: 1.'
 hosts.check_same('x.jsonl', 'the questions', lambda: b'same')
 with pytest.raises(InputError, match='^x.jsonl: the questions differ between host 0 and host 1'):
   hosts.check_same('x.jsonl', 'the questions', lambda: b'%d' % me)
+with pytest.raises(InputError, match='^only on host 1: no file') as refusal:
+  with hosts.refusing_together():
+    if me == 1:
+      raise InputError('no file', status=1)
+assert refusal.value.status == 1
+with pytest.raises(InputError, match='^no file'):
+  with hosts.refusing_together():
+    raise InputError('no file')
+config = smoke.get_config()
+with pytest.raises(InputError, match='^host 0 has jax 0.0, but host 1 has jax 0.1, so'):
+  workdir.check_hosts(config, {str(tmp_path)!r}, {{'jax': f'0.{{me}}'}})
+config.seed = 5  # the lock's last owner has started another run in the workdir
+if me == 0:
+  os.makedirs({str(tmp_path)!r} + '/run/checkpoints/5')
+  workdir.write_json({str(tmp_path)!r} + '/run/config.json', smoke.get_config().to_dict())
+with pytest.raises(InputError, match='^only on host 0: .* belongs to a run with a different conf'):
+  workdir.release_workdir(config, {str(tmp_path)!r} + '/run')
 asked = types.SimpleNamespace(row=0, messages=[Message('user', 'q')])
 data = types.SimpleNamespace(spec='', questions=[asked], prompts=[np.zeros(1, int)])
 tokenizer = types.SimpleNamespace(vocab_size=9, eos_ids=[8])
@@ -66,6 +84,30 @@ for tokens, logp, correctness in ((3 + me, 1, .5), (3, 1 + me, .5), (3, 1, .5 / 
   trace = seeding.Trace('x.jsonl:1', 'q', None, np.full(2, tokens), -np.full(2, logp), correctness)
   with pytest.raises(InputError, match='^x.jsonl: the traces differ between host 0 and host 1'):
     seeding.candidates('x.jsonl', [trace], data, tokenizer, 2, 'refuse')
+""")
+
+
+def test_environments_that_differ_between_hosts_are_refused(tmp_path):
+  """Otherwise, each host would put other tokens into its part of the same batch."""
+  on_two_hosts(f"""
+import pathlib, pytest
+from exgrpo_jax.configs import guess
+from exgrpo_jax.environments import pool
+from exgrpo_jax.errors import InputError
+from exgrpo_jax.experiment import experiment, warm_start
+
+me, folder = jax.process_index(), pathlib.Path({str(tmp_path)!r})
+config = guess.get_config()
+config.update(dict(data=dict(train='guess:train[:4]', cache_dir=str(folder / str(me)))))
+config.warm_start.data = 'guess:pretraining[:8]'
+made = experiment.open_experiment(config, str(folder))
+play = pool.Pool.demonstrations
+pool.Pool.demonstrations = lambda *args: play(*args)[me:] + play(*args)[:me]
+with pytest.raises(InputError, match='^guess:pretraining.*: the solutions differ between host 0 and'):
+  warm_start.load_solutions(made)
+pool.Pool.prompts = lambda _, asked, spec: [[dict(role='user', content=f'{{me}}')]] * len(asked)
+with pytest.raises(InputError, match="^guess:train.*: the environment's prompts differ between"):
+  experiment.load_questions(made, config.data.train)
 """)
 
 
