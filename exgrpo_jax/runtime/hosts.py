@@ -33,6 +33,8 @@ HEARTBEAT_SECONDS = 20  # a host without a heartbeat for this long is dead; JAX 
 # A failing host waits this long before it exits. If another host's death is the cause, JAX will
 # have reported it by then.
 _LAST_WORDS_SECONDS = HEARTBEAT_SECONDS + 5
+# The other hosts are aborted when the first host exits, even if they are about to exit themselves.
+_FIRST_HOST_SECONDS = 2
 
 
 class Meeting(NamedTuple):
@@ -66,6 +68,7 @@ def joined(meeting: Meeting) -> Iterator[None]:
     print('hosts: ' + ', '.join(f'{n} is {name}' for n, name in enumerate(names)), flush=True)
     try:
       yield
+      barrier('end')  # because JAX's own shutdown waits for the slowest host only a few minutes
     except Exception as error:
       _fail(error)
 
@@ -159,6 +162,7 @@ def _fail(error: Exception) -> None:
   name = f'host {jax.process_index()} ({socket.gethostname()})'
   if isinstance(error, InputError):
     print(f'error: {name}: {error}', file=sys.stderr, flush=True)
+    time.sleep(_FIRST_HOST_SECONDS * is_first())
     os._exit(error.status)
   traceback.print_exception(error)
   print(
@@ -223,6 +227,24 @@ def barrier(name: str) -> None:
   """Wait until every host has called this."""
   if are_several():
     multihost_utils.sync_global_devices(name)
+
+
+@contextlib.contextmanager
+def refusing_together() -> Iterator[None]:
+  """Raise an InputError of the block on all hosts, even if only one host raises it.
+
+  All hosts must enter the block. Otherwise, the other hosts would wait for the host that has ended.
+  """
+  error = None
+  try:
+    yield
+  except InputError as caught:
+    error = caught
+  reported = all_gather([str(error), error.status] if error else None)
+  for number, refusal in enumerate(reported):
+    if refusal:
+      message, status = refusal
+      raise InputError(f'only on host {number}: ' * (None in reported) + message, status) from error
 
 
 @contextlib.contextmanager

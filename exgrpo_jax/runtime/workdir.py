@@ -191,8 +191,18 @@ _FOLDERS = (
 )  # fmt: skip
 
 
+def check_local(place: str) -> None:
+  """Raise InputError if `place`, a path or key=path, is a URL instead of a local folder."""
+  if '://' in place:
+    raise InputError(
+      f'{place}: this must be a local folder, because it is used through the file system. Mount '
+      'the bucket, for example with Cloud Storage FUSE, and pass the mounted folder.'
+    )
+
+
 def check_entries(workdir: str) -> None:
-  """Raise InputError if the workdir contains a folder in place of a run's file, or vice versa."""
+  """Raise InputError for a URL, or a folder in place of a run's file, or vice versa."""
+  check_local(workdir)
   kinds = (
     (_FILES, os.path.isdir, 'a file', 'folder'),
     (_FOLDERS, os.path.isfile, 'a folder', 'file'),
@@ -213,11 +223,6 @@ def check_workdir(values: ConfigDict, workdir: str) -> str:
   a step does not own the workdir: see `has_begun` and `release_workdir`. The settings in `FREE` may
   change, and so may num_steps and num_epochs unless the learning rate's schedule depends on them.
   """
-  if '://' in workdir:
-    raise InputError(
-      f'--workdir={workdir}: the workdir must be a local folder, because metrics, samples and '
-      'plots are written through the file system.'
-    )
   check_entries(workdir)
   try:
     is_run = has_begun(workdir)
@@ -311,19 +316,23 @@ def release_workdir(values: ConfigDict, workdir: str) -> None:
   hold the workdir's lock (see `owned`). A warm start is kept, because a run with the same
   warm-start settings can reuse it.
   """
+  with hosts.refusing_together():
+    if hosts.is_first():
+      _release(values, workdir)
+
+
+def _release(values: ConfigDict, workdir: str) -> None:
   config = os.path.join(workdir, 'config.json')
   # Until this run got the lock, another run may have written to the workdir.
-  if hosts.is_first() and (changes := check_workdir(values, workdir)):
+  if changes := check_workdir(values, workdir):
     print(changes, flush=True)
-  is_left = hosts.is_first() and os.path.exists(config) and not has_begun(workdir)
-  if is_left and _changes(values, workdir)[1]:
+  if os.path.exists(config) and not has_begun(workdir) and _changes(values, workdir)[1]:
     print(f'{workdir}: replacing an earlier run that never finished a step', flush=True)
     for name in ('tokenizer', 'evaluation'):
       shutil.rmtree(os.path.join(workdir, name), ignore_errors=True)
     for name in ('environment.json', 'hub.json', 'metrics.jsonl'):
       pathlib.Path(workdir, name).unlink(missing_ok=True)
     os.remove(config)  # last, because any start recreates the other files if they are missing
-  hosts.barrier('release_workdir')
 
 
 def check_writable(workdir: str) -> None:
@@ -351,7 +360,7 @@ def make_folder(key: str, folder: str) -> None:
 
   An existing folder may be read-only, because it may already contain everything that is needed.
   """
-  if folder and '://' not in folder:
+  if folder and '://' not in folder:  # a compilation cache may be in a bucket
     try:
       os.makedirs(os.path.expanduser(folder), exist_ok=True)
     except OSError as error:
@@ -360,12 +369,17 @@ def make_folder(key: str, folder: str) -> None:
       ) from error
 
 
-def check_hosts(values: ConfigDict, workdir: str) -> None:
-  """Raise InputError unless all hosts share the workdir and have the same config."""
+def check_hosts(values: ConfigDict, workdir: str, installed: Mapping[str, str]) -> None:
+  """Raise InputError unless all hosts share the workdir, and have the same config and packages."""
   hosts.check_shared(workdir)
-  first, *others = hosts.all_gather(_as_json(values))
+  first, *others = hosts.all_gather([dict(installed), _as_json(values)])
   for number, other in enumerate(others, 1):
-    for name, of_first, of_other in differences(first, other):
+    for name, of_first, of_other in differences(first[0], other[0]):
+      raise InputError(
+        f'host 0 has {name} {of_first}, but host {number} has {name} {of_other}, so their programs '
+        'may differ. Install the same versions on all hosts.'
+      )
+    for name, of_first, of_other in differences(first[1], other[1]):
       raise InputError(
         f'host 0 was given config.{name}={of_first}, but host {number} was given '
         f'config.{name}={of_other}. Start all hosts with the same command.'
@@ -383,15 +397,10 @@ def owned(workdir: str) -> Iterator[None]:
     f'--workdir={workdir}: another run is writing there, and two runs would overwrite each '
     "other's files. Wait for that run, stop it, or choose another --workdir."
   )
-  problem = ''
   with contextlib.ExitStack() as stack:
-    if hosts.is_first():
-      try:
+    with hosts.refusing_together():
+      if hosts.is_first():
         stack.enter_context(folder_held(workdir, RUN_LOCK, refusal))
-      except InputError as error:
-        problem = str(error)
-    if problem := hosts.broadcast_from_first(problem):
-      raise InputError(problem)
     yield
 
 

@@ -103,7 +103,7 @@ config.warm_start.data = 'guess:pretraining[:8]'
 made = experiment.open_experiment(config, str(folder))
 play = pool.Pool.demonstrations
 pool.Pool.demonstrations = lambda *args: play(*args)[me:] + play(*args)[:me]
-with pytest.raises(InputError, match='^guess:pretraining.*: the solutions differ between host 0 and'):
+with pytest.raises(InputError, match='^guess:pretraining.*: the solutions differ between'):
   warm_start.load_solutions(made)
 pool.Pool.prompts = lambda _, asked, spec: [[dict(role='user', content=f'{{me}}')]] * len(asked)
 with pytest.raises(InputError, match="^guess:train.*: the environment's prompts differ between"):
@@ -206,6 +206,34 @@ except InputError as error:
   ended = subprocess.run([sys.executable, '-c', script], capture_output=True, text=True, check=True)
   assert ended.stdout.startswith('1 --coordinator_address=')  # status 1: restart the host
   assert 'cannot connect to each other (some hosts are still missing after 1 s)' in ended.stdout
+
+
+ENDING = """
+import functools, os, time
+import jax
+from exgrpo_jax.errors import InputError
+from exgrpo_jax.runtime import hosts
+
+short = functools.partial(jax.distributed.initialize, shutdown_timeout_seconds=2)
+jax.distributed.initialize = short
+number = int(os.environ['NUMBER'])
+with hosts.joined(hosts.Meeting('localhost:{port}', 2, number)):
+"""
+NUMBERS = [{'NUMBER': '0'}, {'NUMBER': '1'}]
+
+
+def test_all_hosts_wait_for_the_slowest_host_to_end():
+  """JAX would abort both. The first host finishes after the others: it writes the report."""
+  in_two_processes(f'{ENDING.format(port=free_port())}  time.sleep(8 * (number == 0))', NUMBERS)
+
+
+def test_all_hosts_end_with_the_status_of_an_error_on_one_host():
+  script = """
+  with hosts.refusing_together():
+    if number == 1:
+      raise InputError('no file')
+"""
+  in_two_processes(ENDING.format(port=free_port()) + script, NUMBERS, status=2)
 
 
 # ---- Training on several hosts ----
