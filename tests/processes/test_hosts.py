@@ -229,9 +229,12 @@ def test_all_hosts_wait_for_the_slowest_host_to_end():
 
 def test_all_hosts_end_with_the_status_of_an_error_on_one_host():
   script = """
-  with hosts.refusing_together():
-    if number == 1:
-      raise InputError('no file')
+  try:
+    with hosts.refusing_together():
+      if number == 1:
+        raise InputError('no file')
+  finally:
+    time.sleep(number)  # a slow host must not be aborted because the first host has ended
 """
   in_two_processes(ENDING.format(port=free_port()) + script, NUMBERS, status=2)
 
