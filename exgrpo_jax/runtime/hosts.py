@@ -33,8 +33,6 @@ HEARTBEAT_SECONDS = 20  # a host without a heartbeat for this long is dead; JAX 
 # A failing host waits this long before it exits. If another host's death is the cause, JAX will
 # have reported it by then.
 _LAST_WORDS_SECONDS = HEARTBEAT_SECONDS + 5
-# The other hosts are aborted when the first host exits, even if they are about to exit themselves.
-_FIRST_HOST_SECONDS = 2
 
 
 class Meeting(NamedTuple):
@@ -162,7 +160,7 @@ def _fail(error: Exception) -> None:
   name = f'host {jax.process_index()} ({socket.gethostname()})'
   if isinstance(error, InputError):
     print(f'error: {name}: {error}', file=sys.stderr, flush=True)
-    time.sleep(_FIRST_HOST_SECONDS * is_first())
+    time.sleep(2 * is_first())  # JAX aborts the others when the first host exits
     os._exit(error.status)
   traceback.print_exception(error)
   print(
@@ -230,21 +228,24 @@ def barrier(name: str) -> None:
 
 
 @contextlib.contextmanager
-def refusing_together() -> Iterator[None]:
-  """Raise an InputError of the block on all hosts, even if only one host raises it.
+def refusing_together(*kinds: type[Exception]) -> Iterator[None]:
+  """Raise an InputError of the block, or an error of `kinds`, on all hosts if any host raises it.
 
-  All hosts must enter the block. Otherwise, the other hosts would wait for the host that has ended.
+  All hosts must enter the block. Otherwise, they would wait for a host that has ended. If hosts
+  raise errors of different kinds, all hosts raise the InputError.
   """
-  error = None
+  error, kinds = None, (InputError, *kinds)
   try:
     yield
-  except InputError as caught:
+  except kinds as caught:
     error = caught
-  reported = all_gather([str(error), error.status] if error else None)
-  for number, refusal in enumerate(reported):
-    if refusal:
-      message, status = refusal
-      raise InputError(f'only on host {number}: ' * (None in reported) + message, status) from error
+  status = [error.status] if isinstance(error, InputError) else []
+  reported = all_gather([type(error).__name__, str(error), *status] if error else None)
+  where = 'only on host {}: ' * (None in reported)
+  for kind in kinds:
+    for number, (name, message, *status) in enumerate(one or ['', ''] for one in reported):
+      if name == kind.__name__:
+        raise kind(where.format(number) + message, *status) from error
 
 
 @contextlib.contextmanager
