@@ -129,6 +129,43 @@ assert not compiled.count, compiled.names
 """)
 
 
+def test_a_failed_write_on_one_host_is_raised_at_once(tmp_path):
+  """Orbax would let this host wait 20 minutes for the others, which wait for its part."""
+  on_two_hosts(f"""
+import errno, pathlib, pytest, time
+import jax.numpy as jnp
+from jax.sharding import NamedSharding, PartitionSpec
+from exgrpo_jax.algorithm.replay import Buffer
+from exgrpo_jax.datatypes import Cursor
+from exgrpo_jax.learner import buffer_files, checkpoint, optimizer
+from exgrpo_jax.policy import sharding
+
+def fail(*_):
+  raise OSError(errno.ENOSPC, 'No space left on device')
+
+raised = pathlib.Path({str(tmp_path)!r}, 'raised')
+mesh = sharding.make_mesh(sharding.TrainingConfig(data=1, fsdp=8, tensor=1))
+layout = NamedSharding(mesh, PartitionSpec('fsdp'))
+x = jax.jit(lambda: jnp.ones((8, 3)), out_shardings=layout)()
+state = optimizer.TrainState({{'x': x}}, ())
+manager = checkpoint.open_manager({str(tmp_path)!r}, checkpoint.CheckpointConfig())
+checkpoint.save(manager, checkpoint.Snapshot(1, state, Buffer(), Cursor()))
+manager.wait_until_finished()
+if jax.process_index() == 0:
+  buffer_files.write = fail
+checkpoint.save(manager, checkpoint.Snapshot(2, state, Buffer(), Cursor()))
+if jax.process_index() == 0:
+  with pytest.raises(OSError, match='No space left'):
+    manager.wait_until_finished()
+  raised.touch()
+  time.sleep(5)  # the other host is aborted when this one exits
+deadline = time.monotonic() + 60
+while not raised.exists() and time.monotonic() < deadline:
+  time.sleep(.1)
+os._exit(not raised.exists())
+""")
+
+
 @pytest.fixture
 def metadata():
   """The addresses of the Cloud TPU metadata servers of two workers."""
