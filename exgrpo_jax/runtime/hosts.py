@@ -229,10 +229,9 @@ def barrier(name: str) -> None:
 
 @contextlib.contextmanager
 def refusing_together(*kinds: type[Exception]) -> Iterator[None]:
-  """Raise an InputError of the block, or an error of `kinds`, on all hosts if any host raises it.
+  """Raise the block's InputError, or else its error of `kinds`, on all hosts if one host raises it.
 
-  All hosts must enter the block. Otherwise, they would wait for a host that has ended. If hosts
-  raise errors of different kinds, all hosts raise the InputError.
+  All hosts must enter the block.
   """
   error, kinds = None, (InputError, *kinds)
   try:
@@ -243,9 +242,9 @@ def refusing_together(*kinds: type[Exception]) -> Iterator[None]:
   reported = all_gather([type(error).__name__, str(error), *status] if error else None)
   where = 'only on host {}: ' * (None in reported)
   for kind in kinds:
-    for number, (name, message, *status) in enumerate(one or ['', ''] for one in reported):
-      if name == kind.__name__:
-        raise kind(where.format(number) + message, *status) from error
+    for number, one in enumerate(reported):
+      if one and one[0] == kind.__name__:
+        raise kind(where.format(number) + one[1], *one[2:]) from error
 
 
 @contextlib.contextmanager

@@ -316,23 +316,20 @@ def release_workdir(values: ConfigDict, workdir: str) -> None:
   hold the workdir's lock (see `owned`). A warm start is kept, because a run with the same
   warm-start settings can reuse it.
   """
-  with hosts.refusing_together():
-    if hosts.is_first():
-      _release(values, workdir)
-
-
-def _release(values: ConfigDict, workdir: str) -> None:
   config = os.path.join(workdir, 'config.json')
-  # Until this run got the lock, another run may have written to the workdir.
-  if changes := check_workdir(values, workdir):
-    print(changes, flush=True)
-  if os.path.exists(config) and not has_begun(workdir) and _changes(values, workdir)[1]:
-    print(f'{workdir}: replacing an earlier run that never finished a step', flush=True)
-    for name in ('tokenizer', 'evaluation'):
-      shutil.rmtree(os.path.join(workdir, name), ignore_errors=True)
-    for name in ('environment.json', 'hub.json', 'metrics.jsonl'):
-      pathlib.Path(workdir, name).unlink(missing_ok=True)
-    os.remove(config)  # last, because any start recreates the other files if they are missing
+  with hosts.refusing_together():
+    if not hosts.is_first():
+      return
+    # Until this run got the lock, another run may have written to the workdir.
+    if changes := check_workdir(values, workdir):
+      print(changes, flush=True)
+    if os.path.exists(config) and not has_begun(workdir) and _changes(values, workdir)[1]:
+      print(f'{workdir}: replacing an earlier run that never finished a step', flush=True)
+      for name in ('tokenizer', 'evaluation'):
+        shutil.rmtree(os.path.join(workdir, name), ignore_errors=True)
+      for name in ('environment.json', 'hub.json', 'metrics.jsonl'):
+        pathlib.Path(workdir, name).unlink(missing_ok=True)
+      os.remove(config)  # last, because any start recreates the other files if they are missing
 
 
 def check_writable(workdir: str) -> None:
@@ -372,17 +369,12 @@ def make_folder(key: str, folder: str) -> None:
 def check_hosts(values: ConfigDict, workdir: str, installed: Mapping[str, str]) -> None:
   """Raise InputError unless all hosts share the workdir, and have the same config and packages."""
   hosts.check_shared(workdir)
-  first, *others = hosts.all_gather([dict(installed), _as_json(values)])
+  first, *others = hosts.all_gather({'config': _as_json(values), 'version': dict(installed)})
   for number, other in enumerate(others, 1):
-    for name, of_first, of_other in differences(first[0], other[0]):
+    for name, of_first, of_other in differences(first, other):
       raise InputError(
-        f'host 0 has {name} {of_first}, but host {number} has {name} {of_other}, so their programs '
-        'may differ. Install the same versions on all hosts.'
-      )
-    for name, of_first, of_other in differences(first[1], other[1]):
-      raise InputError(
-        f'host 0 was given config.{name}={of_first}, but host {number} was given '
-        f'config.{name}={of_other}. Start all hosts with the same command.'
+        f'{name} is {of_first} on host 0, but {of_other} on host {number}. Start all hosts with '
+        'the same command and the same versions.'
       )
 
 

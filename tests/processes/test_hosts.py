@@ -69,7 +69,7 @@ with pytest.raises(InputError, match='^no file'):
   with hosts.refusing_together():
     raise InputError('no file')
 config = smoke.get_config()
-with pytest.raises(InputError, match='^host 0 has jax 0.0, but host 1 has jax 0.1, so'):
+with pytest.raises(InputError, match='^version.jax is 0.0 on host 0, but 0.1 on host 1. Sta'):
   workdir.check_hosts(config, {str(tmp_path)!r}, {{'jax': f'0.{{me}}'}})
 config.seed = 5  # the lock's last owner has started another run in the workdir
 if me == 0:
