@@ -112,10 +112,18 @@ run() {
   fi
 }
 
-# on_workers all|NUMBER COMMAND: runs a shell command on all workers of the slice, or on one.
+# on_workers all|NUMBER COMMAND: runs a shell command on all workers of the slice, or on one. Without
+# these ssh options, ssh would wait for hours if a worker disappears while it is connected.
 on_workers() {
   run gcloud compute tpus tpu-vm ssh "$NAME" --project="$PROJECT" --zone="$ZONE" \
-    --worker="$1" --command="$2" --quiet
+    --worker="$1" --command="$2" --quiet \
+    --ssh-flag='-oConnectTimeout=30 -oServerAliveInterval=30'
+}
+
+# copy_to_workers FILE TARGET: copies a file to all workers. TARGET is relative to the home folder.
+copy_to_workers() {
+  run gcloud compute tpus tpu-vm scp "$1" "$NAME:$2" --project="$PROJECT" --zone="$ZONE" \
+    --worker=all --quiet --scp-flag=-oServerAliveInterval=30
 }
 
 workdir() { printf '/mnt/%s/%s' "$BUCKET" "$RUN"; }

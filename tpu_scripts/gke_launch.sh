@@ -15,5 +15,6 @@ run xpk workload create --workload="$NAME" --cluster="$CLUSTER" --project="$PROJ
   --base-docker-image="$DOCKER_IMAGE" --script-dir="$(dirname "$packed")" \
   --storage=exgrpo-bucket --max-restarts="$MAX_RESTARTS" --restart-on-exit-codes=1,75 \
   ${environment[@]+"${environment[@]}"} \
-  --command="tar -xzf tree.tar.gz && python -m pip install --quiet '.[tpu,gcs,wandb]' && \
+  --command="tar -xzf tree.tar.gz && \
+python -m pip install --quiet --constraint=tpu_scripts/constraints.txt '.[tpu,gcs,wandb]' && \
 exec bash tpu_scripts/worker.sh run $(show "$(workdir)") $(train_command)"

@@ -12,10 +12,12 @@ ZONE=''
 # for each run, with lowercase letters, digits and dashes.
 NAME=''
 
-# The type of the slice. v5litepod-16 is called v5e:4x4 in docs/slices.md. CONFIG must fit on it.
+# The type of the slice. v5litepod-16 is called v5e:4x4 in docs/slices.md. The number in a v5p type
+# counts cores, two per chip, so v5p-128 is v5p:4x4x4. CONFIG must fit on the slice.
 ACCELERATOR_TYPE='v5litepod-16'
 
-# The image of the TPU VMs, by TPU generation: v2-alpha-tpuv5-lite for v5e, v2-alpha-tpuv6e for v6e.
+# The image of the TPU VMs, by TPU generation: v2-alpha-tpuv5-lite for v5e, v2-alpha-tpuv5 for v5p,
+# v2-alpha-tpuv6e for v6e.
 RUNTIME_VERSION='v2-alpha-tpuv5-lite'
 
 # yes: Spot VMs, which are cheaper but can be preempted at any time. no: on-demand VMs.

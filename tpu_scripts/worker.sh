@@ -23,7 +23,8 @@ install() {
     rm -rf "$state/venv"
     uv venv --quiet --seed --python 3.12 "$state/venv"
   fi
-  "$state/venv/bin/pip" install --quiet -e "${tree}[tpu,gcs,wandb]"
+  "$state/venv/bin/pip" install --quiet --constraint="$tree/tpu_scripts/constraints.txt" \
+    -e "${tree}[tpu,gcs,wandb]"
   rm -rf "$state/private"
   mkdir -m 700 "$state/private"
 }

@@ -31,6 +31,7 @@ from exgrpo_jax.experiment import config_files, policies
 from exgrpo_jax.experiment.experiment import load_questions, open_experiment, parse_config
 from exgrpo_jax.experiment.policies import Source
 from exgrpo_jax.runtime import console, machine
+from exgrpo_jax.runtime.workdir import check_local
 
 
 def define_flags() -> None:
@@ -70,6 +71,7 @@ def define_flags() -> None:
 
 def main(args: command_line.Args) -> None:
   """Evaluate a checkpoint or a model on data or on a suite, or compare two policies."""
+  check_local(f'--out={args.out}')
   if args.compare:
     _compare_two(args)
     return

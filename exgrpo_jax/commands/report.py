@@ -15,6 +15,7 @@ from absl import flags
 from exgrpo_jax.commands import command_line
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.reporting.report import PAGE, print_written, serve, write_report
+from exgrpo_jax.runtime.workdir import check_local
 
 
 def define_flags() -> None:
@@ -51,6 +52,7 @@ def main(args: command_line.Args, *workdirs: str) -> None:
         f'--{name}={args[name].value}: this flag cannot be combined with --serve, which '
         f'writes no file and always includes all texts. Remove --{name}.'
       )
+  check_local(f'--out={args.out}')
   name = args.out or PAGE
   out = pathlib.Path(name)
   if out.is_dir() or not out.suffix or name.endswith('/'):  # a Path drops a trailing slash

@@ -18,6 +18,7 @@ from exgrpo_jax.commands import command_line
 from exgrpo_jax.errors import InputError, check_given
 from exgrpo_jax.experiment import config_files
 from exgrpo_jax.runtime import console
+from exgrpo_jax.runtime.workdir import check_local
 from exgrpo_jax.sweeps import slurm, sweep, trials
 
 _SWEEPS = 'exgrpo_jax.configs.sweeps'
@@ -43,6 +44,7 @@ def main(args: command_line.Args) -> None:
     {'--sweep': args.sweep, '--config': args.config, '--workdir': args.workdir},
     '--sweep=ratio --config=arithmetic --workdir=/tmp/ratio',
   )
+  check_local(f'--workdir={args.workdir}')
   if args.sbatch and args.launcher != 'slurm':
     raise InputError(
       f'--sbatch={args.sbatch}: this flag needs --launcher=slurm. Add it, or remove --sbatch.'

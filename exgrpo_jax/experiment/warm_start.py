@@ -92,6 +92,7 @@ def load_solutions(experiment: Experiment) -> list[Solution]:
     raise InputError(
       f'{spec}: no solution fits config.rollout.max_response={limit}. Raise the limit.'
     )
+  hosts.check_same(spec, 'the solutions', lambda: b''.join(bytes(row.tokens) for row in rows))
   return rows
 
 

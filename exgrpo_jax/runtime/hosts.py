@@ -66,6 +66,7 @@ def joined(meeting: Meeting) -> Iterator[None]:
     print('hosts: ' + ', '.join(f'{n} is {name}' for n, name in enumerate(names)), flush=True)
     try:
       yield
+      barrier('end')  # because JAX's own shutdown waits for the slowest host only a few minutes
     except Exception as error:
       _fail(error)
 
@@ -159,6 +160,7 @@ def _fail(error: Exception) -> None:
   name = f'host {jax.process_index()} ({socket.gethostname()})'
   if isinstance(error, InputError):
     print(f'error: {name}: {error}', file=sys.stderr, flush=True)
+    time.sleep(2 * is_first())  # JAX aborts the others when the first host exits
     os._exit(error.status)
   traceback.print_exception(error)
   print(
@@ -223,6 +225,26 @@ def barrier(name: str) -> None:
   """Wait until every host has called this."""
   if are_several():
     multihost_utils.sync_global_devices(name)
+
+
+@contextlib.contextmanager
+def refusing_together(*kinds: type[Exception]) -> Iterator[None]:
+  """Raise the block's InputError, or else its error of `kinds`, on all hosts if one host raises it.
+
+  All hosts must enter the block.
+  """
+  error, kinds = None, (InputError, *kinds)
+  try:
+    yield
+  except kinds as caught:
+    error = caught
+  status = [error.status] if isinstance(error, InputError) else []
+  reported = all_gather([type(error).__name__, str(error), *status] if error else None)
+  where = 'only on host {}: ' * (None in reported)
+  for kind in kinds:
+    for number, one in enumerate(reported):
+      if one and one[0] == kind.__name__:
+        raise kind(where.format(number) + one[1], *one[2:]) from error
 
 
 @contextlib.contextmanager

@@ -191,8 +191,18 @@ _FOLDERS = (
 )  # fmt: skip
 
 
+def check_local(place: str) -> None:
+  """Raise InputError if `place`, a path or key=path, is a URL instead of a local folder."""
+  if '://' in place:
+    raise InputError(
+      f'{place}: this must be a local folder, because it is used through the file system. Mount '
+      'the bucket, for example with Cloud Storage FUSE, and pass the mounted folder.'
+    )
+
+
 def check_entries(workdir: str) -> None:
-  """Raise InputError if the workdir contains a folder in place of a run's file, or vice versa."""
+  """Raise InputError for a URL, or a folder in place of a run's file, or vice versa."""
+  check_local(workdir)
   kinds = (
     (_FILES, os.path.isdir, 'a file', 'folder'),
     (_FOLDERS, os.path.isfile, 'a folder', 'file'),
@@ -213,11 +223,6 @@ def check_workdir(values: ConfigDict, workdir: str) -> str:
   a step does not own the workdir: see `has_begun` and `release_workdir`. The settings in `FREE` may
   change, and so may num_steps and num_epochs unless the learning rate's schedule depends on them.
   """
-  if '://' in workdir:
-    raise InputError(
-      f'--workdir={workdir}: the workdir must be a local folder, because metrics, samples and '
-      'plots are written through the file system.'
-    )
   check_entries(workdir)
   try:
     is_run = has_begun(workdir)
@@ -312,18 +317,19 @@ def release_workdir(values: ConfigDict, workdir: str) -> None:
   warm-start settings can reuse it.
   """
   config = os.path.join(workdir, 'config.json')
-  # Until this run got the lock, another run may have written to the workdir.
-  if hosts.is_first() and (changes := check_workdir(values, workdir)):
-    print(changes, flush=True)
-  is_left = hosts.is_first() and os.path.exists(config) and not has_begun(workdir)
-  if is_left and _changes(values, workdir)[1]:
-    print(f'{workdir}: replacing an earlier run that never finished a step', flush=True)
-    for name in ('tokenizer', 'evaluation'):
-      shutil.rmtree(os.path.join(workdir, name), ignore_errors=True)
-    for name in ('environment.json', 'hub.json', 'metrics.jsonl'):
-      pathlib.Path(workdir, name).unlink(missing_ok=True)
-    os.remove(config)  # last, because any start recreates the other files if they are missing
-  hosts.barrier('release_workdir')
+  with hosts.refusing_together():
+    if not hosts.is_first():
+      return
+    # Until this run got the lock, another run may have written to the workdir.
+    if changes := check_workdir(values, workdir):
+      print(changes, flush=True)
+    if os.path.exists(config) and not has_begun(workdir) and _changes(values, workdir)[1]:
+      print(f'{workdir}: replacing an earlier run that never finished a step', flush=True)
+      for name in ('tokenizer', 'evaluation'):
+        shutil.rmtree(os.path.join(workdir, name), ignore_errors=True)
+      for name in ('environment.json', 'hub.json', 'metrics.jsonl'):
+        pathlib.Path(workdir, name).unlink(missing_ok=True)
+      os.remove(config)  # last, because any start recreates the other files if they are missing
 
 
 def check_writable(workdir: str) -> None:
@@ -351,7 +357,7 @@ def make_folder(key: str, folder: str) -> None:
 
   An existing folder may be read-only, because it may already contain everything that is needed.
   """
-  if folder and '://' not in folder:
+  if folder and '://' not in folder:  # a compilation cache may be in a bucket
     try:
       os.makedirs(os.path.expanduser(folder), exist_ok=True)
     except OSError as error:
@@ -360,15 +366,15 @@ def make_folder(key: str, folder: str) -> None:
       ) from error
 
 
-def check_hosts(values: ConfigDict, workdir: str) -> None:
-  """Raise InputError unless all hosts share the workdir and have the same config."""
+def check_hosts(values: ConfigDict, workdir: str, installed: Mapping[str, str]) -> None:
+  """Raise InputError unless all hosts share the workdir, and have the same config and packages."""
   hosts.check_shared(workdir)
-  first, *others = hosts.all_gather(_as_json(values))
+  first, *others = hosts.all_gather({'config': _as_json(values), 'version': dict(installed)})
   for number, other in enumerate(others, 1):
     for name, of_first, of_other in differences(first, other):
       raise InputError(
-        f'host 0 was given config.{name}={of_first}, but host {number} was given '
-        f'config.{name}={of_other}. Start all hosts with the same command.'
+        f'{name} is {of_first} on host 0, but {of_other} on host {number}. Start all hosts with '
+        'the same command and the same versions.'
       )
 
 
@@ -383,15 +389,10 @@ def owned(workdir: str) -> Iterator[None]:
     f'--workdir={workdir}: another run is writing there, and two runs would overwrite each '
     "other's files. Wait for that run, stop it, or choose another --workdir."
   )
-  problem = ''
   with contextlib.ExitStack() as stack:
-    if hosts.is_first():
-      try:
+    with hosts.refusing_together():
+      if hosts.is_first():
         stack.enter_context(folder_held(workdir, RUN_LOCK, refusal))
-      except InputError as error:
-        problem = str(error)
-    if problem := hosts.broadcast_from_first(problem):
-      raise InputError(problem)
     yield
 
 

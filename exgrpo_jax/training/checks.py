@@ -27,6 +27,7 @@ from exgrpo_jax.runtime import compilations, environment, hosts, hub
 from exgrpo_jax.runtime.environment import QUESTIONS
 from exgrpo_jax.runtime.workdir import (
   check_hosts,
+  check_local,
   check_workdir,
   check_writable,
   has_begun,
@@ -46,6 +47,9 @@ def check_command(values: ConfigDict | None, workdir: str | None) -> RunConfig:
   assert values and workdir
   config = parse_config(values)
   check_workdir(values, workdir)
+  cache_dir = config.data.cache_dir or os.environ.get('TFDS_DATA_DIR', '')
+  for place in (f'warm_start.path={config.warm_start.path}', f'data.cache_dir={cache_dir}'):
+    check_local(f'config.{place}')
   prior_experience.check(config.experience, workdir)
   # Data files must exist. They are not read yet.
   learnt = (config.warm_start.data,) * bool(config.warm_start.num_updates)
@@ -166,13 +170,14 @@ def _check_types(returned: Any, expected: Any, exact: bool = False) -> None:
 
 def check_start(values: ConfigDict, workdir: str) -> RunConfig:
   """Run `check_command`, check this machine and the other hosts, and create missing folders."""
-  config = check_command(values, workdir)
-  check_writable(workdir)
-  make_folder('config.warm_start.path', config.warm_start.path)
-  make_folder('config.data.cache_dir', config.data.cache_dir)
-  cache = compilations.folder(config.compilation_cache, workdir)
-  make_folder('config.compilation_cache', cache)
-  check_hosts(values, workdir)
+  with hosts.refusing_together():  # a file may be missing on one host only
+    config = check_command(values, workdir)
+    check_writable(workdir)
+    make_folder('config.warm_start.path', config.warm_start.path)
+    make_folder('config.data.cache_dir', config.data.cache_dir)
+    cache = compilations.folder(config.compilation_cache, workdir)
+    make_folder('config.compilation_cache', cache)
+  check_hosts(values, workdir, environment.versions())
   return config
 
 

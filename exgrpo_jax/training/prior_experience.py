@@ -18,7 +18,7 @@ from exgrpo_jax.huggingface import hub_checkpoint
 from exgrpo_jax.learner import checkpoint
 from exgrpo_jax.rollout import seeding
 from exgrpo_jax.runtime import activity, hub
-from exgrpo_jax.runtime.workdir import read_config
+from exgrpo_jax.runtime.workdir import check_local, read_config
 
 
 def check(experience: seeding.ExperienceConfig, workdir: str) -> None:
@@ -28,12 +28,14 @@ def check(experience: seeding.ExperienceConfig, workdir: str) -> None:
     return
   if experience.is_file:
     seeding.check_columns(path)
-  elif not os.path.exists(os.path.join(path, 'config.json')):
+    return
+  check_local(f'config.experience.path={path}')
+  if not os.path.exists(os.path.join(path, 'config.json')):
     raise InputError(
       f'config.experience.path={path}: experience must be a .jsonl file, a .parquet file or a '
       "run's workdir (a folder with a config.json)."
     )
-  elif not checkpoint.steps(path):
+  if not checkpoint.steps(path):
     raise InputError(
       f'config.experience.path={path}: the run has no checkpoint yet, so there is no buffer to '
       'load. Wait for its first checkpoint, or choose another run.'

@@ -47,8 +47,11 @@ jax.distributed.initialize('localhost:{free_port()}', num_processes=2,
   in_two_processes(joined + script, [{'NUMBER': '0'}, {'NUMBER': '1'}])
 
 
-def in_two_processes(script, environments):
-  """Runs `script` in two processes of four devices each, with more in the environment of each."""
+def in_two_processes(script, environments, status=0):
+  """Runs `script` in two processes of four devices each, with more in the environment of each.
+
+  Both must end with `status`.
+  """
   hosts = [
     subprocess.Popen(
       [sys.executable, '-c', script],
@@ -61,7 +64,7 @@ def in_two_processes(script, environments):
     for own in environments
   ]
   messages = [host.communicate(timeout=300)[1] for host in hosts]
-  assert [host.returncode for host in hosts] == [0, 0], '\n'.join(messages)
+  assert [host.returncode for host in hosts] == [status] * 2, '\n'.join(messages)
 
 
 # ---- The processes of a run ----

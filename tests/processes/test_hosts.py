@@ -33,8 +33,9 @@ def test_hosts_exchange_values_and_check_that_they_agree(tmp_path):
   on_two_hosts(f"""
 import os, pytest, time, types
 import numpy as np
+from exgrpo_jax.configs import smoke
 from exgrpo_jax.datatypes import Message
-from exgrpo_jax.runtime import hosts
+from exgrpo_jax.runtime import hosts, workdir
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.rollout import seeding
 
@@ -59,6 +60,23 @@ with pytest.raises(InputError, match='files that host 0 writes there .hosts: 1.'
 hosts.check_same('x.jsonl', 'the questions', lambda: b'same')
 with pytest.raises(InputError, match='^x.jsonl: the questions differ between host 0 and host 1'):
   hosts.check_same('x.jsonl', 'the questions', lambda: b'%d' % me)
+with pytest.raises(InputError, match='^only on host 1: no file') as refusal:
+  with hosts.refusing_together():
+    if me == 1:
+      raise InputError('no file', status=1)
+assert refusal.value.status == 1
+with pytest.raises(InputError, match='^no file'):
+  with hosts.refusing_together():
+    raise InputError('no file')
+config = smoke.get_config()
+with pytest.raises(InputError, match='^version.jax is 0.0 on host 0, but 0.1 on host 1. Sta'):
+  workdir.check_hosts(config, {str(tmp_path)!r}, {{'jax': f'0.{{me}}'}})
+config.seed = 5  # the lock's last owner has started another run in the workdir
+if me == 0:
+  os.makedirs({str(tmp_path)!r} + '/run/checkpoints/5')
+  workdir.write_json({str(tmp_path)!r} + '/run/config.json', smoke.get_config().to_dict())
+with pytest.raises(InputError, match='^only on host 0: .* belongs to a run with a different conf'):
+  workdir.release_workdir(config, {str(tmp_path)!r} + '/run')
 asked = types.SimpleNamespace(row=0, messages=[Message('user', 'q')])
 data = types.SimpleNamespace(spec='', questions=[asked], prompts=[np.zeros(1, int)])
 tokenizer = types.SimpleNamespace(vocab_size=9, eos_ids=[8])
@@ -66,6 +84,30 @@ for tokens, logp, correctness in ((3 + me, 1, .5), (3, 1 + me, .5), (3, 1, .5 / 
   trace = seeding.Trace('x.jsonl:1', 'q', None, np.full(2, tokens), -np.full(2, logp), correctness)
   with pytest.raises(InputError, match='^x.jsonl: the traces differ between host 0 and host 1'):
     seeding.candidates('x.jsonl', [trace], data, tokenizer, 2, 'refuse')
+""")
+
+
+def test_environments_that_differ_between_hosts_are_refused(tmp_path):
+  """Otherwise, each host would put other tokens into its part of the same batch."""
+  on_two_hosts(f"""
+import pathlib, pytest
+from exgrpo_jax.configs import guess
+from exgrpo_jax.environments import pool
+from exgrpo_jax.errors import InputError
+from exgrpo_jax.experiment import experiment, warm_start
+
+me, folder = jax.process_index(), pathlib.Path({str(tmp_path)!r})
+config = guess.get_config()
+config.update(dict(data=dict(train='guess:train[:4]', cache_dir=str(folder / str(me)))))
+config.warm_start.data = 'guess:pretraining[:8]'
+made = experiment.open_experiment(config, str(folder))
+play = pool.Pool.demonstrations
+pool.Pool.demonstrations = lambda *args: play(*args)[me:] + play(*args)[:me]
+with pytest.raises(InputError, match='^guess:pretraining.*: the solutions differ between'):
+  warm_start.load_solutions(made)
+pool.Pool.prompts = lambda _, asked, spec: [[dict(role='user', content=f'{{me}}')]] * len(asked)
+with pytest.raises(InputError, match="^guess:train.*: the environment's prompts differ between"):
+  experiment.load_questions(made, config.data.train)
 """)
 
 
@@ -84,6 +126,43 @@ assert x.sharding != layout
 with compilations.counted() as compiled:
   assert sharding.restore_layout(x, layout).sharding == layout
 assert not compiled.count, compiled.names
+""")
+
+
+def test_a_failed_write_on_one_host_is_raised_at_once(tmp_path):
+  """Orbax would let this host wait 20 minutes for the others, which wait for its part."""
+  on_two_hosts(f"""
+import errno, pathlib, pytest, time
+import jax.numpy as jnp
+from jax.sharding import NamedSharding, PartitionSpec
+from exgrpo_jax.algorithm.replay import Buffer
+from exgrpo_jax.datatypes import Cursor
+from exgrpo_jax.learner import buffer_files, checkpoint, optimizer
+from exgrpo_jax.policy import sharding
+
+def fail(*_):
+  raise OSError(errno.ENOSPC, 'No space left on device')
+
+raised = pathlib.Path({str(tmp_path)!r}, 'raised')
+mesh = sharding.make_mesh(sharding.TrainingConfig(data=1, fsdp=8, tensor=1))
+layout = NamedSharding(mesh, PartitionSpec('fsdp'))
+x = jax.jit(lambda: jnp.ones((8, 3)), out_shardings=layout)()
+state = optimizer.TrainState({{'x': x}}, ())
+manager = checkpoint.open_manager({str(tmp_path)!r}, checkpoint.CheckpointConfig())
+checkpoint.save(manager, checkpoint.Snapshot(1, state, Buffer(), Cursor()))
+manager.wait_until_finished()
+if jax.process_index() == 0:
+  buffer_files.write = fail
+checkpoint.save(manager, checkpoint.Snapshot(2, state, Buffer(), Cursor()))
+if jax.process_index() == 0:
+  with pytest.raises(OSError, match='No space left'):
+    manager.wait_until_finished()
+  raised.touch()
+  time.sleep(5)  # the other host is aborted when this one exits
+deadline = time.monotonic() + 60
+while not raised.exists() and time.monotonic() < deadline:
+  time.sleep(.1)
+os._exit(not raised.exists())
 """)
 
 
@@ -164,6 +243,37 @@ except InputError as error:
   ended = subprocess.run([sys.executable, '-c', script], capture_output=True, text=True, check=True)
   assert ended.stdout.startswith('1 --coordinator_address=')  # status 1: restart the host
   assert 'cannot connect to each other (some hosts are still missing after 1 s)' in ended.stdout
+
+
+ENDING = """
+import functools, os, time
+import jax
+from exgrpo_jax.errors import InputError
+from exgrpo_jax.runtime import hosts
+
+short = functools.partial(jax.distributed.initialize, shutdown_timeout_seconds=2)
+jax.distributed.initialize = short
+number = int(os.environ['NUMBER'])
+with hosts.joined(hosts.Meeting('localhost:{port}', 2, number)):
+"""
+NUMBERS = [{'NUMBER': '0'}, {'NUMBER': '1'}]
+
+
+def test_all_hosts_wait_for_the_slowest_host_to_end():
+  """JAX would abort both. The first host finishes after the others: it writes the report."""
+  in_two_processes(f'{ENDING.format(port=free_port())}  time.sleep(8 * (number == 0))', NUMBERS)
+
+
+def test_all_hosts_end_with_the_status_of_an_error_on_one_host():
+  script = """
+  try:
+    with hosts.refusing_together():
+      if number == 1:
+        raise InputError('no file')
+  finally:
+    time.sleep(number)  # a slow host must not be aborted because the first host has ended
+"""
+  in_two_processes(ENDING.format(port=free_port()) + script, NUMBERS, status=2)
 
 
 # ---- Training on several hosts ----

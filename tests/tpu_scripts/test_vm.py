@@ -118,6 +118,8 @@ def test_set_up_installs_this_tree_and_launch_starts_the_same_training_on_all_wo
   assert [call.words for call in calls(cloud, 'gcsfuse')] == [('my-bucket', '/mnt/my-bucket')] * 2
   for call in calls(cloud, 'gcloud'):
     assert call.flags.items() >= (LOCATION | {'worker': 'all', 'quiet': ''}).items()
+    flag = call.flags['scp-flag' if 'scp' in call.words else 'ssh-flag']
+    assert '-oServerAliveInterval=30' in flag  # otherwise, a worker that is gone blocks for hours
   assert run(cloud, 'launch.sh', RUN="it's a run").returncode == 0
   wait_until(lambda: len(calls(cloud, 'python')) == 2, lambda: calls(cloud))
   assert calls(cloud, 'python') == [training("it's a run")] * 2
