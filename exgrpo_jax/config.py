@@ -167,9 +167,9 @@ def _build_field(value: Any, kind: Any, metadata: Mapping[str, Any], path: str) 
     if not (above and below):
       raise InputError(f'{path}={value}: the value must lie in {allowed}. Meaning: {meaning}.')
   elif value not in allowed and not (isinstance(value, Recorded) and isinstance(allowed, Mapping)):
-    current = renamed.setting_hint(path.removeprefix('config.'), value)
-    choices = ', '.join(map(str, allowed))
-    text = f'{path}={value!r}: the value must be one of {choices}. Meaning: {meaning}. {current}'
+    key, choices = path.removeprefix('config.'), ', '.join(map(str, allowed))
+    hint = renamed.setting_hint(key, value) or value_hint(key, str(value))
+    text = f'{path}={value!r}: the value must be one of {choices}. Meaning: {meaning}. {hint}'
     raise InputError(text.rstrip())
   return value
 
@@ -229,20 +229,33 @@ def counterpart_hint(key: str) -> str:
   """Return a sentence that names our counterpart of a TRL or verl key; '' for any other key.
 
   For 'num_generations': "TRL's num_generations is config.rollout.group_size here." If several
-  rows match, the longest match is used; ties go to TRL, then to the first row.
+  rows match, the longest match is used; ties go to TRL, then to settings in the key's section.
   """
   typed = key.split('.')
+  section = f'{typed[0]}.'
+  rows = sorted(counterparts(), key=lambda row: not ''.join(row.ours[:1]).startswith(section))
   ends = [typed[start:] for start in range(len(typed))]
   ends += [[section, '*'] for section in reversed(typed[:-1])]
   for end, system in itertools.product(ends, ('TRL', 'verl')):
     if end in (['path'], ['name'], ['mode'], ['enable'], ['steps']):  # the end of many options
       continue
-    for row in counterparts():
+    for row in rows:
       if any(name.split('.')[-len(end) :] == end for name in getattr(row, system.lower())):
         settings = ' and '.join(f'config.{name}' for name in row.ours)
         called = f'is {settings} here' if settings else 'has no setting here'
         return f"{system}'s {typed[-1]} {called}{f'; {row.note}' if row.note else ''}."
   return ''
+
+
+def value_hint(key: str, value: str) -> str:
+  """Return a sentence that translates a TRL or verl value, mistyped for our `key`, or ''."""
+  hints = [
+    f"{system}'s {name} is {row.note} here."
+    for row, system in itertools.product(counterparts(), ('TRL', 'verl'))
+    for name in getattr(row, system.lower())
+    if name.endswith(f'={value}') and row.note.startswith(f'{key.partition(".")[0]}.')
+  ]
+  return max(hints, key=lambda hint: f' {key}=' in hint, default='')
 
 
 # ---- Python files with a get_config() or get_sweep() ----

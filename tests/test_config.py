@@ -2,11 +2,13 @@
 
 import dataclasses
 import math
+import re
 
 import pytest
 from ml_collections import ConfigDict
 
 from exgrpo_jax import config
+from exgrpo_jax.algorithm.settings import ObjectiveConfig
 from exgrpo_jax.config import setting
 from exgrpo_jax.errors import InputError
 
@@ -101,6 +103,9 @@ def test_an_unknown_name_is_answered_with_the_nearest_or_with_all():
     ('inner.fsdp_config.param_offload', r'param_offload has no setting here; .* no offloading'),
     ('actor_rollout_ref.rollout.n', r"verl's n is config\.rollout\.group_size here\."),
     ('rollout.val_kwargs.n', r"verl's n is config\.evaluation\.samples here\."),
+    ('reward_model.overlong_buffer.len', r"verl's len is config\.grading\.overlong_buffer and"),
+    ('custom_reward_function.path', r"verl's path is config\.grading\.rewards here"),
+    ('inner.val_only', r'has no setting here; use exgrpo evaluate'),
     ('inner.kl_loss_coef', r"verl's kl_loss_coef is config\.objective\.kl_coefficient here"),
     ('num_iterations', r"TRL's num_iterations is config\.optimizer\.epochs here\."),
     ('ppo_epochs', r"verl's ppo_epochs is config\.optimizer\.epochs here\."),
@@ -128,3 +133,35 @@ def test_overrides_change_a_copy_and_name_one_value_each():
   ]:
     with pytest.raises(InputError, match=message):
       config.overridden(values, {key: 0})
+
+
+@pytest.mark.parametrize(
+  ('key', 'hint'),
+  [
+    ('evaluation.n', r"verl's n is config\.evaluation\.samples here\."),
+    ('rollout.n', r"verl's n is config\.rollout\.group_size here\."),
+  ],
+)
+def test_a_counterpart_in_the_same_section_is_preferred(key, hint):
+  assert re.match(hint, config.counterpart_hint(key))
+
+
+@pytest.mark.parametrize(
+  ('key', 'value', 'hint'),
+  [
+    ('policy_loss', 'gspo', "verl's loss_mode=gspo is objective.importance_level=sequence here."),
+    ('baseline', 'grpo', "verl's adv_estimator=grpo is objective.baseline=group here."),
+    ('aggregation', 'grpo', "TRL's loss_type=grpo is objective.aggregation=sequence_mean here."),
+    (
+      'aggregation',
+      'token-mean',
+      "verl's loss_agg_mode=token-mean is objective.aggregation=token_mean here.",
+    ),
+    ('normalize_std', 'True', "TRL's scale_rewards=True is objective.normalize_std=sample here."),
+  ],
+)
+def test_a_value_of_trl_or_verl_is_answered_with_its_counterpart(key, value, hint):
+  values = config.overridden(config.defaults(ObjectiveConfig), {key: value})
+  with pytest.raises(InputError, match=f"{value}'.* {hint}"):
+    config.build(ObjectiveConfig, values, 'config.objective')
+  assert config.value_hint('prompt.template', value) == ''

@@ -25,7 +25,7 @@ from exgrpo_jax.workers import server, user_code
 from exgrpo_jax.workers.server import Reply, Say
 from exgrpo_jax.workers.user_code import ERRORS, summarize
 
-MAX_ANSWER = 64  # characters of an extracted answer to report
+MAX_ANSWER = 1024  # characters of an extracted answer to report
 
 # Facts that the worker already has, so requests omit them from `facts`.
 OWN = ('response', 'answer', 'outcome', 'overlong_buffer')

@@ -352,17 +352,20 @@ def check_writable(workdir: str) -> None:
       )
 
 
-def make_folder(key: str, folder: str) -> None:
-  """Create a folder that the config names. Raises InputError if that fails.
+def make_folder(key: str, folder: str, is_written: bool = False) -> None:
+  """Create a folder that the config or a flag names. Raises InputError if that fails.
 
-  An existing folder may be read-only, because it may already contain everything that is needed.
+  Unless `is_written`, an existing folder may be read-only, because it may already contain
+  everything that is needed.
   """
   if folder and '://' not in folder:  # a compilation cache may be in a bucket
     try:
-      os.makedirs(os.path.expanduser(folder), exist_ok=True)
+      os.makedirs(path := os.path.expanduser(folder), exist_ok=True)
+      if is_written and not os.access(path, os.W_OK):
+        raise PermissionError('it is read-only')
     except OSError as error:
       raise InputError(
-        f'{key}={folder}: cannot create this folder ({error}). Choose a writable path.'
+        f'{key}={folder}: cannot create or use this folder ({error}). Choose a writable path.'
       ) from error
 
 

@@ -13,6 +13,8 @@ import pytest
 
 from exgrpo_jax import config
 from exgrpo_jax.__main__ import COMMANDS
+from exgrpo_jax.configs import base
+from exgrpo_jax.experiment.settings import parse_config
 from exgrpo_jax.runtime import workdir
 from studies import protocol
 from tests.docs import documents
@@ -153,6 +155,10 @@ def test_the_page_on_trl_and_verl_has_the_counterparts_that_hints_have(keys):
   assert len(rows) == sum(line.startswith(('| `', '| —')) for line in lines)
   assert {name for row in rows for name in row.ours} <= set(keys)
   assert all(row.ours or row.note for row in rows)
+  values = [row.note for row in rows if '=' in (row.trl + row.verl)[0]]
+  for setting, value in re.findall(r'([\w.]+)=(\w+)', ' '.join(values)):
+    always = {'objective.clip_schedule': 'always'}
+    parse_config(config.overridden(base.get_config(), {setting: value, **always}))
 
 
 @pytest.mark.full
