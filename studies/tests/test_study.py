@@ -364,6 +364,7 @@ def test_what_was_tuned_for_an_arm_in_a_setting_holds_there_alone():
 
 ADDED = [f'reuse_rates:{rate}' for rate in reuse_rates.ADDED]
 NAMES = [*protocol.names(), 'collapse:4e-4', 'lake:6', 'reuse:usual', 'reuse:guess', *ADDED]
+NAMES += ['reuse_parts:rates', 'reuse_parts:2.5e-5']
 
 
 @pytest.mark.parametrize('name', NAMES)
