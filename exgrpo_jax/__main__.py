@@ -22,7 +22,7 @@ COMMANDS = {
     'verify': 'explain why a response was judged correct or wrong',
   },
   'Measure': {
-    'evaluate': "measure a policy's pass@1, avg@k and pass@k on datasets or a suite",
+    'evaluate': "measure a policy's pass@1, avg@k, pass@k and maj@k on datasets or a suite",
     'capacity': 'estimate what fits on a TPU slice or a GPU, without needing one',
     'doctor': "report this machine's hardware and problems, and a config that fits it",
   },

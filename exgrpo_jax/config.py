@@ -232,14 +232,13 @@ def counterpart_hint(key: str) -> str:
   rows match, the longest match is used; ties go to TRL, then to settings in the key's section.
   """
   typed = key.split('.')
-  section = f'{typed[0]}.'
-  rows = sorted(counterparts(), key=lambda row: not ''.join(row.ours[:1]).startswith(section))
+  own = [row for row in counterparts() if any(name.startswith(f'{typed[0]}.') for name in row.ours)]
   ends = [typed[start:] for start in range(len(typed))]
   ends += [[section, '*'] for section in reversed(typed[:-1])]
   for end, system in itertools.product(ends, ('TRL', 'verl')):
     if end in (['path'], ['name'], ['mode'], ['enable'], ['steps']):  # the end of many options
       continue
-    for row in rows:
+    for row in (*own, *counterparts()):
       if any(name.split('.')[-len(end) :] == end for name in getattr(row, system.lower())):
         settings = ' and '.join(f'config.{name}' for name in row.ours)
         called = f'is {settings} here' if settings else 'has no setting here'

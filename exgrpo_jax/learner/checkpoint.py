@@ -203,7 +203,8 @@ def open_manager(workdir: str, config: CheckpointConfig | None = None) -> ocp.Ch
 def _wait_for_hosts(*, key: str, timeout_ms: int) -> None:
   """Wait for the other hosts, except on a host whose write has failed.
 
-  Orbax would wait 20 minutes before it raises the error on that host, because the others wait, too.
+  Orbax would wait 20 minutes before it raises that host's error. The other hosts wait at an earlier
+  barrier, which that host never reaches.
   """
   if not sys.exc_info()[0]:  # orbax calls this in a `finally` block
     ocp.multihost.get_barrier_sync_fn()(key=key, timeout_ms=timeout_ms)

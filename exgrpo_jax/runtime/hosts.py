@@ -233,18 +233,18 @@ def refusing_together(*kinds: type[Exception]) -> Iterator[None]:
 
   All hosts must enter the block.
   """
-  error, kinds = None, (InputError, *kinds)
+  error, own, kinds = None, None, (InputError, *kinds)
   try:
     yield
   except kinds as caught:
     error = caught
-  status = [error.status] if isinstance(error, InputError) else []
-  reported = all_gather([type(error).__name__, str(error), *status] if error else None)
-  where = 'only on host {}: ' * (None in reported)
-  for kind in kinds:
-    for number, one in enumerate(reported):
-      if one and one[0] == kind.__name__:
-        raise kind(where.format(number) + one[1], *one[2:]) from error
+    status = [error.status] if isinstance(error, InputError) else []
+    own = [[isinstance(error, kind) for kind in kinds].index(True), str(error), *status]
+  reported = all_gather(own)
+  if raised := [[one[0], number, *one[1:]] for number, one in enumerate(reported) if one]:
+    kind, number, message, *status = min(raised)
+    where = f'on host {number}: ' * (None in reported)
+    raise kinds[kind](where + message, *status) from error
 
 
 @contextlib.contextmanager
@@ -265,8 +265,8 @@ def check_same(place: str, what: str, content: Callable[[], bytes]) -> None:
   for number, other in enumerate(others, 1):
     if other != first:
       raise InputError(
-        f'{place}: {what} differ between host 0 and host {number}. Each host reads its own copy. '
-        'Make all copies identical.'
+        f'{place}: {what} differ between host 0 and host {number}. Each host has its own copy of '
+        'data and code. Make all copies identical.'
       )
 
 

@@ -35,7 +35,7 @@ import os, pytest, time, types
 import numpy as np
 from exgrpo_jax.configs import smoke
 from exgrpo_jax.datatypes import Message
-from exgrpo_jax.runtime import hosts, workdir
+from exgrpo_jax.runtime import hosts, hub, workdir
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.rollout import seeding
 
@@ -60,10 +60,10 @@ with pytest.raises(InputError, match='files that host 0 writes there .hosts: 1.'
 hosts.check_same('x.jsonl', 'the questions', lambda: b'same')
 with pytest.raises(InputError, match='^x.jsonl: the questions differ between host 0 and host 1'):
   hosts.check_same('x.jsonl', 'the questions', lambda: b'%d' % me)
-with pytest.raises(InputError, match='^only on host 1: no file') as refusal:
+with pytest.raises(InputError, match='^on host 1: no file') as refusal:
   with hosts.refusing_together():
     if me == 1:
-      raise InputError('no file', status=1)
+      raise hub.NoRevisionError('no file', status=1)
 assert refusal.value.status == 1
 with pytest.raises(InputError, match='^no file'):
   with hosts.refusing_together():
@@ -75,7 +75,7 @@ config.seed = 5  # the lock's last owner has started another run in the workdir
 if me == 0:
   os.makedirs({str(tmp_path)!r} + '/run/checkpoints/5')
   workdir.write_json({str(tmp_path)!r} + '/run/config.json', smoke.get_config().to_dict())
-with pytest.raises(InputError, match='^only on host 0: .* belongs to a run with a different conf'):
+with pytest.raises(InputError, match='^on host 0: .* belongs to a run with a different conf'):
   workdir.release_workdir(config, {str(tmp_path)!r} + '/run')
 asked = types.SimpleNamespace(row=0, messages=[Message('user', 'q')])
 data = types.SimpleNamespace(spec='', questions=[asked], prompts=[np.zeros(1, int)])
