@@ -31,7 +31,7 @@ from exgrpo_jax.experiment import config_files, policies
 from exgrpo_jax.experiment.experiment import load_questions, open_experiment, parse_config
 from exgrpo_jax.experiment.policies import Source
 from exgrpo_jax.runtime import console, machine
-from exgrpo_jax.runtime.workdir import check_local, make_folder
+from exgrpo_jax.runtime.workdir import check_folder
 
 
 def define_flags() -> None:
@@ -71,7 +71,8 @@ def define_flags() -> None:
 
 def main(args: command_line.Args) -> None:
   """Evaluate a checkpoint or a model on data or on a suite, or compare two policies."""
-  check_local(f'--out={args.out}')
+  if args.out:
+    check_folder('--out', args.out)
   if args.compare:
     _compare_two(args)
     return
@@ -87,8 +88,9 @@ def main(args: command_line.Args) -> None:
   values = command_line.with_sampling(args, values)
   specs = args.data or (wanted.suite.data if wanted else parse_config(values).data.evaluated)
   _check_specs(specs)
-  out = args.out or (source.kind == 'run' and os.path.join(source.path, 'evaluation')) or ''
-  make_folder('--out', out, is_written=True)
+  out = args.out or ''
+  if not out and source.kind == 'run':
+    check_folder('--out', out := os.path.join(source.path, 'evaluation'))
   experiment = open_experiment(values, source.path)
   with jax.set_mesh(experiment.meshes.training), console.opened(), machine.explained():
     loaded = [load_questions(experiment, spec) for spec in specs]
@@ -146,7 +148,6 @@ def _compare_two(args: command_line.Args) -> None:
   settings = _settings_of_two(args, first, second)
   specs = args.data or parse_config(settings[0]).data.evaluated
   _check_specs(specs)
-  make_folder('--out', args.out or '', is_written=True)
   # Both are prepared first, to find errors in the second before the first is evaluated.
   both = [(one, *prepared(one, values, specs)) for one, values in zip((first, second), settings)]
   outcomes = [of_one(*each, args.out or '') for each in both]

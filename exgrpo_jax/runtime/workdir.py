@@ -352,20 +352,30 @@ def check_writable(workdir: str) -> None:
       )
 
 
-def make_folder(key: str, folder: str, is_written: bool = False) -> None:
-  """Create a folder that the config or a flag names. Raises InputError if that fails.
+def check_folder(key: str, folder: str) -> None:
+  """Raise InputError unless `folder` can be written to or created. Creates nothing."""
+  check_local(f'{key}={folder}')
+  existing = pathlib.Path(folder).absolute()
+  while not existing.exists():
+    existing = existing.parent
+  if not existing.is_dir() or not os.access(existing, os.W_OK):
+    raise InputError(
+      f'{key}={folder}: {existing} is not a folder in which this user can write. Choose another '
+      'path.'
+    )
 
-  Unless `is_written`, an existing folder may be read-only, because it may already contain
-  everything that is needed.
+
+def make_folder(key: str, folder: str) -> None:
+  """Create a folder that the config names. Raises InputError if that fails.
+
+  An existing folder may be read-only, because it may already contain everything that is needed.
   """
   if folder and '://' not in folder:  # a compilation cache may be in a bucket
     try:
-      os.makedirs(path := os.path.expanduser(folder), exist_ok=True)
-      if is_written and not os.access(path, os.W_OK):
-        raise PermissionError('it is read-only')
+      os.makedirs(os.path.expanduser(folder), exist_ok=True)
     except OSError as error:
       raise InputError(
-        f'{key}={folder}: cannot create or use this folder ({error}). Choose a writable path.'
+        f'{key}={folder}: cannot create this folder ({error}). Choose a writable path.'
       ) from error
 
 
