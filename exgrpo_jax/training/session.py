@@ -163,7 +163,6 @@ def load(
     rollout = make_rollout(experiment, data)
     check_rewards(experiment.config, rollout.data)
     evaluations = load_evaluations(experiment)
-    warn_of_overlap(data, evaluations)
   return experiment, rollout, evaluations
 
 
@@ -235,6 +234,7 @@ def opened(
   `guard` is entered after the initial evaluation. At the end, saves the last step if necessary.
   """
   config, workdir = experiment.config, experiment.workdir
+  warn_of_overlap(rollout.data, evaluations)
   with checkpoint.open_manager(workdir, config.checkpoint) as manager:
     snapshot, initial, base_sums = begin(experiment, rollout, manager, *start)
     first = snapshot.step + 1 if snapshot.step else 0  # records from this step on are rewritten
