@@ -62,6 +62,7 @@ def test_a_killed_and_resumed_run_is_bit_for_bit_the_uninterrupted_run(recorded,
     file.write(json.dumps({'step': last + 1, 'reward': -1.0}) + '\n')
   outcome = forked.run_one(command, **environment)
   assert outcome.status == 0, outcome.err
+  assert 'config.data.train contains 4 of its 4 prompts' in outcome.err
   assert 'resumed after step' in outcome.out and 'warm start' not in outcome.out
   check_what_it_said(outcome.out, (workdir / 'console.log').read_text(), last, command)
 

@@ -144,7 +144,7 @@ def test_a_diverging_run_stops_and_keeps_its_last_good_checkpoint(
   assert 'config.optimizer.learning_rate=1e+30 is probably too large' in str(stopped.value)
   assert 'The newest checkpoint is from step 8' in str(stopped.value)
   assert checkpoint.steps(str(workdir)) == [4, 8]
-  assert 'WARNING' not in capsys.readouterr().err
+  assert 'WARNING: step' not in capsys.readouterr().err
 
 
 # ---- Early stopping ----
