@@ -149,7 +149,8 @@ def test_prefill_and_decode_equal_a_pass_over_the_whole_sequence(one_device, tok
     position_B = prompt_B + step
     token_B = np.array(tokens_BT)[np.arange(3), position_B]
     decoded_BD, cache, _ = decode(config, decode_params, token_B, position_B, cache)
-    np.testing.assert_allclose(decoded_BD, hidden_BTD[np.arange(3), position_B], atol=1e-5)
+    expected_BD = hidden_BTD[np.arange(3), position_B]
+    np.testing.assert_allclose(decoded_BD, expected_BD, rtol=1e-5, atol=1e-5)
 
 
 def test_a_cache_may_start_empty(decode_params, tokens_BT, hidden_BTD):
