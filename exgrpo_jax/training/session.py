@@ -275,8 +275,7 @@ def opened(
           history=alarms.history(alarm_setup(experiment, rollout), past),
         )
         yield (session := Session(run, snapshot))
-        last = session.snapshot
-        if last.step and last.step not in manager.all_steps():
+        if (last := session.snapshot).step and last.step not in manager.all_steps():
           save(run, last, is_last=True)
         manager.wait_until_finished()
   if hosts.is_first() and (config.num_steps or evaluations):  # otherwise there are no metrics
