@@ -220,10 +220,14 @@ def steps(workdir: str) -> list[int]:
   Lists the folder instead of opening a manager, because managers are slow and wait for other hosts.
   """
   folder = _folder(workdir)
-  names = storage.patiently(
-    lambda: [path.name for path in folder.iterdir()] if folder.exists() else [], str(folder)
-  )
-  return sorted(map(int, filter(str.isdigit, names)))
+
+  def names() -> list[str]:
+    # Not folder.exists(): it is False, too, while the storage fails, and the run would start over.
+    with contextlib.suppress(FileNotFoundError):
+      return [path.name for path in folder.iterdir()]
+    return []
+
+  return sorted(map(int, filter(str.isdigit, storage.patiently(names, str(folder)))))
 
 
 def buffer_folder(workdir: str, step: int) -> epath.Path:

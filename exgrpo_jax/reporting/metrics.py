@@ -57,10 +57,11 @@ def read(workdir: str | os.PathLike, before: float = math.inf) -> list[dict[str,
   process may leave behind. Raises InputError for any other line that is not a record.
   """
   path = pathlib.Path(workdir) / FILE
-  if not path.exists():
+  try:
+    # Escape bytes that are not UTF-8, so that parsing the line as a record fails.
+    lines = path.read_text(encoding='utf-8', errors='backslashreplace').split('\n')[:-1]
+  except FileNotFoundError:
     return []
-  # Escape bytes that are not UTF-8, so that parsing the line as a record fails.
-  lines = path.read_text(encoding='utf-8', errors='backslashreplace').split('\n')[:-1]
   records = []
   for number, line in enumerate(lines, 1):
     try:

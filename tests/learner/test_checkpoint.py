@@ -18,7 +18,7 @@ from absl import logging
 
 from exgrpo_jax.datatypes import Cursor
 from exgrpo_jax.errors import InputError
-from exgrpo_jax.learner import buffer_files, checkpoint, optimizer
+from exgrpo_jax.learner import buffer_files, checkpoint, optimizer, storage
 from exgrpo_jax.learner.optimizer import TrainState
 from exgrpo_jax.policy import model, sharding
 from tests.helpers import tiny
@@ -390,3 +390,13 @@ def test_space_for_a_checkpoint_is_printed_and_too_little_is_refused(tmp_path, m
   with pytest.raises(InputError, match=message) as refused:
     checkpoint.check_space(str(tmp_path), state)
   assert refused.value.status == 1
+
+
+def test_a_folder_that_cannot_be_read_is_not_taken_for_a_run_without_checkpoints(
+  tmp_path, monkeypatch
+):
+  monkeypatch.setattr(storage, 'WAITS', ())
+  assert checkpoint.steps(str(tmp_path)) == []
+  (tmp_path / 'checkpoints').symlink_to('checkpoints')  # reading fails; os.path.exists is False
+  with pytest.raises(InputError, match=r'checkpoints could not be read .*symbolic links'):
+    checkpoint.steps(str(tmp_path))
