@@ -145,7 +145,7 @@ def _print_cache(whole: Step, peaks: Mapping[str, float], limit: float) -> None:
   [decode] = [one for one in whole.generating() if one.name == 'decode']
   [state] = [one for one in decode.args if isinstance(one, State)]
   cache = memory.size_of(state.cache) * (2 if keeps else 1)
-  room = limit - peaks['decode'] + cache
+  room = max(0.0, limit - peaks['decode'] + cache)
   between = ', half of it for episodes between their turns' if keeps else ''
   print(
     f'  KV cache {cache / GIB:.2f} GiB{between}; up to about '
