@@ -237,7 +237,7 @@ def _unknown(place: str, columns: Sequence[str], key: str, names: Sequence[str])
 
 
 def no_field(place: str, field: str, columns: Sequence[str], key: str) -> str:
-  """Build the error message for a missing `field`; config.data.<key>_field can choose a different one."""
+  """Build the message for a missing `field`; config.data.<key>_field can name a different one."""
   return (
     f"{place}: no field '{field}' (has: {quote(columns)}). Set config.data.{key}_field, or end the "
     f'data spec with {{{key}=COLUMN}}.'

@@ -257,9 +257,9 @@ def load(path: epath.PathLike) -> Tokenizer:
     ignored = next((name for name in _OF_JSON if (file.parent / name).is_file()), None)
     if ignored and file.suffix == '.model':
       raise InputError(
-        f'{path}: {ignored} applies only to a tokenizer.json, and the folder has none. Create '
-        f"one with transformers, AutoTokenizer.from_pretrained('{path}').save_pretrained('{path}'), "
-        f'or set config.tokenizer.path to {file}, which has no BOS token and no chat template.'
+        f'{path}: {ignored} applies only to a tokenizer.json, and the folder has none. Create one '
+        f"with transformers, AutoTokenizer.from_pretrained('{path}').save_pretrained('{path}'), or "
+        f'set config.tokenizer.path to {file}, which has no BOS token and no chat template.'
       )
   if not file.is_file() or file.suffix not in ('.json', '.model'):
     raise InputError(

@@ -59,7 +59,7 @@ class FileCounts(NamedTuple):
 
 
 def shards(places: Sequence[str]) -> list[Shard]:
-  """Return the data files of these sources (files, folders or Hub splits), in order.
+  """Return the data files from these sources (files, folders or Hub splits), in order.
 
   Raises InputError if a source does not exist or contains no suitable file, or if a file cannot be
   read or lacks the columns.

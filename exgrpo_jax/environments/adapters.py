@@ -113,7 +113,7 @@ class Gymnasium:
     return Observation(self._shown(seen), float(reward), bool(is_over or is_cut), won)
 
   def _shown(self, seen: Any) -> str:
-    """Return the board as text with marks instead of colors; if there is no board, the observation."""
+    """Return the board as text, with marks instead of colors; without a board, the observation."""
     if self._game.render_mode != 'ansi':
       return str(seen)
 

@@ -142,7 +142,7 @@ def of(config: EnvironmentConfig) -> Pool:
 
 
 def beginning(question: Question, seed: int, is_known: bool = True) -> Beginning:
-  """Return the start of an episode. If `is_known`, `question` already has its prompt."""
+  """Return the start of an episode. If `is_known`, `question` already contains the prompt."""
   prompt = [message._asdict() for message in question.messages]
   original = [message._asdict() for message in question.original_messages] or prompt
   task = Task(question.row, original, question.answer, question.columns, question.kind)

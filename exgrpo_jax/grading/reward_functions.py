@@ -1,4 +1,4 @@
-"""Reward functions: load them by name, call them with the values they ask for, check the results.
+"""Load reward functions by name, call them with the values they ask for, and check the results.
 
 This file must not import jax, because the processes that call rewards must start instantly.
 """

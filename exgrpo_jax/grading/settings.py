@@ -18,7 +18,7 @@ class GradingConfig:
     0, '[0, inf)', f'number of worker processes; 0 means one per core, up to {MAX_AUTO_WORKERS}'
   )
   time_limit: float = setting(
-    5.0, '(0, inf)', 'time limit to judge a response, in seconds; after that, its worker is killed'
+    5.0, '(0, inf)', 'seconds allowed for judging a response; after that, its worker is killed'
   )
   memory_limit: int = setting(
     1024, '[1, inf)', 'MiB of memory that a worker may use to judge responses'

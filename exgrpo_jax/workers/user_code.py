@@ -63,7 +63,7 @@ def awaited(result: Any) -> Any:
 
 @functools.cache
 def _runner() -> Any:
-  """Create the only event loop, because async functions may keep connections between calls."""
+  """Create the only event loop; async functions may keep connections open between calls."""
   import asyncio  # takes a tenth of a second, and workers must start instantly
 
   return asyncio.Runner()

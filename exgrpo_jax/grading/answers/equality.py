@@ -427,7 +427,7 @@ def _same_collection(given: Reading, truth: Reading) -> bool:
 
 
 def _same_point(named: Reading, group: Reading) -> bool:
-  """Return True if a call such as P(2, 3) names a point with the coordinates in the group."""
+  """Return True if a call such as P(2, 3) is a point whose coordinates match the group."""
   if named[1][0] != 'call' or not named[1][1].isupper():
     return False
   coordinates = [('quantity', argument, '') for argument in named[1][2]]
