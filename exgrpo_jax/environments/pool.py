@@ -53,7 +53,7 @@ class Answer(NamedTuple):
 
 
 class Pool:
-  """A config's workers. They start on demand and end with this process."""
+  """A config's workers. They start on demand and exit with this process."""
 
   def __init__(self, config: EnvironmentConfig) -> None:
     count = config.workers or machine.count_cores()

@@ -89,7 +89,7 @@ def load() -> None:
 
 
 def dataset(name: str, config: Mapping[str, Any]) -> Any:
-  """Create a task's dataset. Raises InputError like `score`, and any error that the task raises."""
+  """Create a task's dataset. Raises InputError as `score` does, and any error from the task."""
   tasks = importlib.import_module('reasoning_gym.factory').DATASETS
   if name not in tasks:
     raise InputError(f"the installed reasoning_gym has no task '{name}'. Choose a different task.")

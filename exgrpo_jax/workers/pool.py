@@ -44,7 +44,7 @@ class Program:
 
 
 class Failure(NamedTuple):
-  """The reason why a request has no reply."""
+  """The reason why a request got no reply."""
 
   outcome: str  # one of datatypes.FAILURES
   reason: str
