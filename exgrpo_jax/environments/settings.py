@@ -37,7 +37,7 @@ class EnvironmentConfig:
     8, '[1, inf)', 'the maximum number of turns; an episode that has not finished by then fails'
   )
   max_turn_tokens: int = setting(
-    0, '[0, inf)', "a turn's maximum length, in tokens; 0 means what remains of rollout.max_response"
+    0, '[0, inf)', "a turn's maximum length, in tokens; 0 means the rest of rollout.max_response"
   )
   discount: float = setting(
     1.0,

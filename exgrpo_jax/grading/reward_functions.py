@@ -75,7 +75,7 @@ class RewardFunction:
     return _checked(user_code.awaited(self.function(**arguments)))
 
   def of_batch(self, rows: Sequence[Mapping[str, Any]]) -> list[float]:
-    """Compute the rewards of a batch, passing lists to the function; raises the same errors as `of_one`."""
+    """Compute the rewards of a batch, passing lists to the function; raises as `of_one` does."""
     values = list(user_code.awaited(self.function(**self.arguments(rows))))
     if len(values) != len(rows):
       raise ValueError(
@@ -90,7 +90,7 @@ def name_of(spec: str) -> str:
 
 
 def load(spec: str) -> RewardFunction:
-  """Load a built-in reward or 'package.module:function'; raises ValueError or the import's error."""
+  """Load a built-in or 'package.module:function'; raises ValueError or the import's error."""
   function = rewards.BUILT_IN.get(spec) or user_code.load(spec)
   required, optional = [], []
   for name, parameter in inspect.signature(function).parameters.items():
