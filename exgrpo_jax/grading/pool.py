@@ -135,7 +135,7 @@ class Grader:
     return self._round.progress()
 
   def collect(self) -> dict[Hashable, Verdict]:
-    """Wait for all verdicts since the last call and return them by key, in submission order."""
+    """Wait for all submissions since the last call; return their verdicts by key, in order."""
     keys, self._keys = self._keys, {}
     submitted, self._round = self._round, self._new_round()
     return dict(zip(keys, submitted.verdicts(), strict=True))
