@@ -203,5 +203,5 @@ def _check_mesh(config: ShapeConfig, mesh: Mesh, place: str) -> None:
     raise InputError(
       f'{place}.{names}={devices}: the number of devices must divide '
       f'config.model.{field}={size}{alternative}, because each device stores an equal share. '
-      'Choose another number of devices.'
+      'Choose a different number of devices.'
     )
