@@ -160,7 +160,7 @@ def _print_verdict(peaks: Mapping[str, float], limit: float) -> bool:
 
 
 def _print_advice(config: RunConfig, may_fit: bool, is_fitted: bool = False) -> None:
-  """Print ways to reduce a config's memory on one GPU.
+  """Print ways to reduce a config's memory use on one GPU.
 
   `may_fit` is True if the model, its moments and its gradient leave memory for other arrays.
   `is_fitted` is True if slots and microbatches are already as small as possible.

@@ -154,9 +154,9 @@ class ShapeConfig:
     has_local = any(kind.is_local for kind in self.kinds)
     if has_local != bool(self.window):
       raise InputError(
-        f"config.model.window={self.window}: the window must be above 0 if config.model.layers='"
-        f"{self.layers}' has an s or w layer among its {self.num_layers} layers, and 0 otherwise. "
-        'Change one of the two settings.'
+        f'config.model.window={self.window}: the window must be above 0 if any of the '
+        f"{self.num_layers} layers in config.model.layers='{self.layers}' is s or w, and 0 "
+        'otherwise. Change one of the two settings.'
       )
 
   @property
