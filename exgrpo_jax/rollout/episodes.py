@@ -180,7 +180,7 @@ class _Play:
     return [self._next_turn(episode) for episode in episodes if not episode.response.is_complete]
 
   def _due(self, last_sync: int, is_idle: bool) -> list[Answer]:
-    """Wait for answers to turns that ended by `last_sync`; if idle, wait for at least the oldest."""
+    """Await answers to turns that ended by `last_sync`; if idle, await at least the oldest ones."""
     oldest = next(iter(self._asked_at.values()), 0) if is_idle else 0
     due = [key for key, sync in self._asked_at.items() if sync <= max(last_sync, oldest)]
     own = [key for key in due if self._waiting[key].is_own]
