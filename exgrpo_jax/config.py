@@ -247,7 +247,7 @@ def counterpart_hint(key: str) -> str:
 
 
 def value_hint(key: str, value: str) -> str:
-  """Return a sentence that translates a TRL or verl value, mistyped for our `key`, or ''."""
+  """Return a sentence that translates a TRL or verl value given for our `key`, or ''."""
   hints = [
     f"{system}'s {name} is {row.note} here."
     for row, system in itertools.product(counterparts(), ('TRL', 'verl'))

@@ -203,7 +203,7 @@ def test_if_all_checkpoints_are_damaged_an_error_is_raised_and_none_is_moved(wor
 
 def test_a_checkpoint_in_another_format_is_refused_but_not_reported_as_damaged(workdir, like):
   change_sums(workdir / 'checkpoints' / '5', lambda sums: sums.pop('format'))
-  assert_refused(workdir, like, r'checkpoints/5 was written by another version .* format 1,')
+  assert_refused(workdir, like, r'checkpoints/5 was written by a different version .* format 1,')
 
 
 @pytest.fixture
@@ -336,7 +336,7 @@ FULL, FAILED = 'the disk is full', 'the disk failed'
     *[(os_error(number), FAILED) for number in (errno.EIO, errno.EROFS)],
     (ValueError(f'INTERNAL: {"x" * 1000}: Input/output error [5]'), FAILED),
     (behind(os_error(errno.EIO)), FAILED),
-    (os_error(errno.EMFILE), "the process has as many open files as the system's limit allows"),
+    (os_error(errno.EMFILE), "the process has reached the system's limit on open files"),
   ],
 )
 def test_a_full_or_failing_disk_is_reported_with_the_complete_checkpoints(
