@@ -2,8 +2,8 @@
 
 exgrpo train --config=luffy_7b_continual --workdir=/tmp/run
 The data is the same as in qwen2_5_math_1_5b.py. We have not run this config yet.
-To add the off-policy traces that LUFFY was trained on, run prepare with --keep_target, which writes
-the traces to the column `target`, and set --config.experience.path=openr1.parquet. With
+To add the off-policy traces that LUFFY was trained on, download the dataset's parquet file, and set
+--config.experience.path to it: its column `target` contains the traces. With
 --config.experience.missing_logprobs=zero, the traces get the same weights as in LUFFY.
 """
 

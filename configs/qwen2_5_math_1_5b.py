@@ -1,9 +1,9 @@
 """Qwen2.5-Math 1.5B: the paper's smallest backbone, with the settings shared by all five backbones.
 
-exgrpo prepare --data=Elliott/Openr1-Math-46k-8192:train --out=openr1.parquet
 exgrpo train --config=qwen2_5_math_1_5b --workdir=/tmp/run
 exgrpo evaluate --suite=paper --checkpoint=/tmp/run --name=ExGRPO --out=/tmp/table
 First put the authors' valid.parquet and the suite's files into the current folder (docs/data.md).
+The training questions are read from the Hugging Face Hub.
 docs/slices.md estimates memory and time.
 We have not run this config yet.
 The paper's scores (in / out of distribution): on-policy 30.0 / 38.9, ExGRPO 35.3 / 40.2.
@@ -24,9 +24,10 @@ def get_config():
   config.evaluation.require = ('think', 'box')
   config.data.update(
     dict(
-      train='openr1.parquet',
+      train='Elliott/Openr1-Math-46k-8192:train',
       validation=('valid.parquet',),
       evaluation=(),  # use the suite 'paper', which is too large to run every ten steps
+      on_unverifiable='drop',
       on_overlong='drop',
       default_kind='math',  # for OpenR1-Math-46k, regardless of the rows' sources
     )

@@ -27,7 +27,7 @@ COMMANDS = {
     'doctor': "report this machine's hardware and problems, and a config that fits it",
   },
   'Convert': {
-    'prepare': 'turn a public dataset into training questions, or download a small model',
+    'prepare': 'download a small model without access to the Hugging Face Hub',
     'export': "export a run's policy or a GGUF file to a Hugging Face folder",
   },
 }

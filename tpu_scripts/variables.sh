@@ -38,7 +38,6 @@ CONFIG='configs/qwen2_5_math_1_5b.py'
 # The other flags for training. Paths that begin with gs:// are read from the bucket.
 TRAIN_FLAGS=(
   "--config.model.path=gs://$BUCKET/Qwen2.5-Math-1.5B"
-  "--config.data.train=gs://$BUCKET/openr1.parquet"
   "--config.data.validation=(\"gs://$BUCKET/valid.parquet\",)"
 )
 

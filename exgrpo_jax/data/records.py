@@ -299,8 +299,9 @@ def record(
       'Add a user message.'
     )
   worked_out = _present(row, layout.solution, place)
-  if layout.answer and _is_list(worked_out):  # OlympiadBench has a list of solutions
-    worked_out = '\n\n'.join(_optional(text, layout.solution, place) for text in worked_out)
+  if layout.answer and _is_list(worked_out):  # several texts, or OpenR1-Math-46k's chat messages
+    texts = [one.get('content') if isinstance(one, Mapping) else one for one in worked_out]
+    worked_out = '\n\n'.join(_optional(text, layout.solution, place) for text in texts)
   solution = _optional(worked_out, layout.solution, place) or turn
   if layout.answer:
     given = _value(row, layout.answer, 'answer', place)

@@ -26,7 +26,7 @@ from exgrpo_jax import config
 from exgrpo_jax.errors import InputError, counted
 
 ENDINGS = ('.jsonl', '.json', '.csv', '.parquet')
-LINES_OR_PARQUET = ('.jsonl', '.parquet')  # formats for `exgrpo prepare` and for stored responses
+LINES_OR_PARQUET = ('.jsonl', '.parquet')  # formats of files with stored responses
 
 Row = dict[str, Any]  # values by column; a jsonl row may lack some columns
 Rows = Iterator[tuple[str, Row]]  # place ('path:line' or 'path: row n') and row

@@ -15,7 +15,7 @@ import requests
 import tensorflow_datasets as tfds
 from huggingface_hub import constants
 
-from exgrpo_jax.data import named_sets, questions, store, training_rows
+from exgrpo_jax.data import named_sets, questions, store
 from exgrpo_jax.datatypes import Message, Question
 from exgrpo_jax.errors import InputError
 from tests.helpers import hub_server
@@ -104,13 +104,6 @@ def test_a_spec_can_name_a_revision(served, config):
   sums.branch('v2', {'train.parquet': parquet(2)})
   assert answers(config, 'me/sums@v2:train') == ['2']
   assert answers(config, 'me/sums:train') == ['1']
-
-
-def test_prepare_reads_a_split_too(served):
-  content = parquet(1, problem='1+0')
-  served.add('dataset', 'me/sums', {'data/train-0-of-1.parquet': content})
-  (shard,) = training_rows.shards(['me/sums:train'])
-  assert 'problem' in shard.columns
 
 
 SEVERAL = dict.fromkeys(

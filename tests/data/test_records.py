@@ -268,6 +268,8 @@ def test_a_parquet_column_of_solutions(config, parquet):
   loaded = load(config, path, solution_field='target')
   assert [question.solution for question in loaded] == ['so 2', '']
   assert load(config, parquet(VERL), solution_field='target')[0].solution == ''
+  chat = parquet({**VERL, 'target': [{'role': 'assistant', 'content': 'so 2'}]})  # OpenR1-Math-46k
+  assert load(config, chat, solution_field='target')[0].solution == 'so 2'
 
 
 def test_a_struct_field_may_contain_solutions_and_nan(config, jsonl):

@@ -144,7 +144,7 @@ def flags() -> set[str]:
       for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant):
           name = getattr(node.func, 'attr', getattr(node.func, 'id', ''))
-          if name.startswith('DEFINE_') or name == 'define_path':
+          if name.startswith('DEFINE_') or name in ('define_path', 'define_specs'):
             found.add(node.args[0].value)
           elif name == 'add_argument':
             found.add(node.args[0].value.lstrip('-'))

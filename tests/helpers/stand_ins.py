@@ -78,7 +78,6 @@ def training(run='runs/first') -> Call:
       'workdir': f'/mnt/my-bucket/{run}',
       'config.compilation_cache': '/mnt/my-bucket/compiled',
       'config.model.path': 'gs://my-bucket/Qwen2.5-Math-1.5B',
-      'config.data.train': 'gs://my-bucket/openr1.parquet',
       'config.data.validation': '("gs://my-bucket/valid.parquet",)',
     },
   )

