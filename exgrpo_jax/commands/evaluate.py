@@ -174,5 +174,5 @@ def _settings_of_two(
 
 
 def run() -> None:
-  """Run the command line."""
+  """Run the CLI."""
   command_line.run(main, define_flags, on_all_hosts=True)

@@ -38,7 +38,7 @@ def define_flags() -> None:
 
 
 def main(args: command_line.Args) -> None:
-  """Write the file of training questions."""
+  """Write the training questions to a file."""
   check_given(
     {'--data': args.data, '--out': args.out}, '--data=owner/name:train --out=train.parquet'
   )
@@ -81,7 +81,7 @@ def _smollm2(args: command_line.Args) -> None:
 
 
 def run() -> None:
-  """Run the command line. If the first word is smollm2, write that model instead of data."""
+  """Run the CLI. If the first word is smollm2, write that model instead of data."""
   word = sys.argv[1] if len(sys.argv) > 1 else ''
   if word == 'smollm2':
     del sys.argv[1]

@@ -214,7 +214,7 @@ def next_commands(
 
 
 def _size(data: QuestionSet) -> str:
-  return f'{counted(len(data.questions), "question")} of {data.spec}'
+  return f'{counted(len(data.questions), "question")} from {data.spec}'
 
 
 def _columns(rows: Sequence[tuple[str, str]]) -> str:
