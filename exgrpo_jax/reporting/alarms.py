@@ -35,7 +35,7 @@ class Setup:
 
 @dataclasses.dataclass(frozen=True)
 class History:
-  """State that the next warnings depend on; a resumed run restores it from metrics.jsonl."""
+  """State that later warnings depend on; a resumed run restores it from metrics.jsonl."""
 
   recent: Run = ()  # metrics of the last WINDOW steps, oldest first
   silent_steps: int = 0  # steps in a row, up to now, with equal rewards in every group

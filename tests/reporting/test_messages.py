@@ -73,8 +73,8 @@ def test_the_closing_message_compares_the_first_and_last_evaluations():
   start = text.index('evaluation, first and last, with 95% intervals:')
   first, second = (line.split('  ') for line in text[start:].splitlines()[1:3])
   ends = ['0.300 (0.200 to 0.400) after step 0', '->', '0.500 (0.400 to 0.600) after step 3']
-  assert first == ['', 'avg@4 of sums', *ends]
-  assert second == ['', 'pass@1 of new', '0.800 (0.700 to 0.900) after step 3']
+  assert first == ['', 'avg@4 on sums', *ends]
+  assert second == ['', 'pass@1 on new', '0.800 (0.700 to 0.900) after step 3']
   without = messages.farewell(records[1:2], '/tmp/run', ['exgrpo'])
   assert 'intervals' not in without
 
