@@ -130,7 +130,7 @@ longest, would save on 64 shards:
 
 - On 8 shards or one shard, a third length reduces the number of tokens by at most 1.1%.
 - A pass with short sequences takes longer per token, because the weights are gathered for fewer
-  tokens: .64 ms per token and chip instead of .50 ms. So the time falls by less than the token
+  tokens: .64 ms per token per chip instead of .50 ms. So the time falls by less than the token
   count does. The third length saves half a second at best and requires two more programs.
 - A third length that is half of the longest length saves nothing if the median is below 2,048
   tokens, and 3 to 4% if it is above.

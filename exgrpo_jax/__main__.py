@@ -1,4 +1,4 @@
-"""The command line: `exgrpo COMMAND …`, or `python -m exgrpo_jax COMMAND …`."""
+"""The CLI: `exgrpo COMMAND …`, or `python -m exgrpo_jax COMMAND …`."""
 
 import difflib
 import importlib
@@ -12,11 +12,11 @@ from exgrpo_jax.runtime import machine
 COMMANDS = {
   'Train': {
     'train': 'train a policy with ExGRPO, or resume a run',
-    'check': 'check that a run can start, in seconds and without a GPU or TPU',
+    'check': 'check in seconds, without a GPU or TPU, that a run can start',
     'sweep': 'run variants of one config and compare them in a table',
   },
   'Inspect': {
-    'report': 'show a run as one HTML page, down to every token',
+    'report': 'show a run as one HTML page, down to individual tokens',
     'generate': 'print responses to a prompt',
     'data': 'show a dataset as a model sees it, or prefilter its questions',
     'verify': 'explain why a response was judged correct or wrong',
@@ -28,7 +28,7 @@ COMMANDS = {
   },
   'Convert': {
     'prepare': 'turn a public dataset into training questions, or download a small model',
-    'export': "write a run's policy or a GGUF file as a Hugging Face folder",
+    'export': "export a run's policy or a GGUF file to a Hugging Face folder",
   },
 }
 # Removed command -> its replacement in a clone of the repository.

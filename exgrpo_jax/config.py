@@ -247,7 +247,7 @@ def counterpart_hint(key: str) -> str:
 
 
 def value_hint(key: str, value: str) -> str:
-  """Return a sentence that translates a TRL or verl value, mistyped for our `key`, or ''."""
+  """Return a sentence that translates a TRL or verl value given for our `key`, or ''."""
   hints = [
     f"{system}'s {name} is {row.note} here."
     for row, system in itertools.product(counterparts(), ('TRL', 'verl'))
@@ -295,8 +295,8 @@ def evaluate_file(
     if isinstance(error, SyntaxError) and error.filename == path:
       lines.append(error.lineno)
     line = f':{lines[-1]}' if lines else ''
-    raise InputError(
-      f'{given}{line}: {problem.rstrip(".")}. A {kind} is a Python file whose '
-      f'{function}() returns {returned}.'
-    ) from error
+    # An InputError of the file itself says what is wrong; the file has the right form.
+    is_own = isinstance(error, InputError) and bool(lines)
+    form = f' A {kind} is a Python file whose {function}() returns {returned}.' * (not is_own)
+    raise InputError(f'{given}{line}: {problem.rstrip(".")}.{form}') from error
   return value, (definitions['__doc__'] or '').strip()

@@ -249,7 +249,7 @@ def _pieces(
 ) -> Iterator[tuple[int, int, int, int]]:
   """Yield a sequence's segments: (row, first token, last token + 1, prefix).
 
-  `prefix` is the number of the segment that contains the row's prefix, from 1; 0 for no prefix.
+  `prefix` is the one-based number of the segment that contains the row's prefix, or 0 for none.
   """
   count, number_of = 0, dict[int, int]()  # segments so far; prefix name -> segment number
   for row in rows:

@@ -40,7 +40,7 @@ def group_advantages(
   [[0.75, -0.25, -0.25, -0.25], [0.0, 0.0, 0.0, 0.0]]
 
   Args:
-    reward_QK: the rewards, float32, from -1e15 to 1e15. Each group needs a fresh row.
+    reward_QK: the rewards, float32, from -1e15 to 1e15. Each group needs at least one fresh row.
     normalize_std: 'off', 'population' or 'sample'.
     is_replay_QK: True for replayed rows; None if no row is replayed.
     baseline: a key of BASELINES except 'history'. 'group' subtracts the mean of all K rewards.

@@ -1,7 +1,7 @@
 """Per-token terms of the objective: one small pure function per published method.
 
 r and w are the importance ratios of a fresh and a replayed token, and A is the advantage of the
-token's row. Arrays broadcast: a [B, T] array has a value per token, a [B, 1] array one per row.
+token's row. Arrays broadcast, so they may have one value per token ([B, T]) or per row ([B, 1]).
 """
 
 from collections.abc import Callable

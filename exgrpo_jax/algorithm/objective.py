@@ -347,7 +347,7 @@ def approx_kl(sums: Mapping[str, Any]) -> Any:
 def loss_metrics(sums: Mapping[str, float]) -> dict[str, float]:
   """Compute a step's loss metrics from the sums over its minibatches (host scalars).
 
-  The entropy is omitted if all rows are masked, the replay/ metrics if no token was replayed, and
+  Omits the entropy if all rows are masked, the replay/ metrics if no token was replayed, and
   the staleness/ metrics if no token was carried over. The effective sample size is
   (sum w)^2 / (n sum w^2) over replayed tokens. It lies in (0, 1] and is 1 if all weights are equal.
   """

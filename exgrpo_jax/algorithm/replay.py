@@ -270,10 +270,10 @@ def record_step(
   """Return the buffer after a step.
 
   `buffer` is the buffer that the step was planned with. For each of the plan's Q groups, `replays`
-  contains the replayed trajectory or None, `responses` the fresh responses (K, or K - 1 if a
-  trajectory is replayed), and `verdicts` their verdicts. A replayed trajectory counts with its
-  stored verdict, which is a success unless `store` is 'all'. Truncated responses count toward their
-  group's correctness even if `store_truncated` is False.
+  contains the replayed trajectory or None, `responses` contains the fresh responses (K, or K - 1 if
+  a trajectory is replayed), and `verdicts` contains their verdicts. A replayed trajectory
+  contributes its stored verdict, which is a success unless `store` is 'all'. Truncated responses
+  count toward their group's correctness even if `store_truncated` is False.
   """
   entries, retired = _not_drifted(config, buffer, plan), dict(buffer.retired_epoch)
   groups = zip(plan.questions, plan.prompts, replays, responses, verdicts)

@@ -17,8 +17,8 @@ class ReplayConfig:
   include_trajectory: bool = setting(
     True,
     None,
-    'train each drawn question on a stored success and K - 1 fresh responses; if off, train it on '
-    'K fresh responses',
+    'for each drawn question, train on a stored success and K - 1 fresh responses; if off, train '
+    'on K fresh responses',
     PAPER,
   )
   start_pass_rate: float = setting(
@@ -111,7 +111,7 @@ class ReplayConfig:
   on_all_failed: str = setting(
     'stay',
     ('stay', 'bucket_0'),
-    'what happens to a question in the buffer if all responses of its group fail: it stays in its '
+    'what happens to a question in the buffer if all responses in its group fail: it stays in its '
     "bucket, as in the authors' code, or moves to bucket 0, which is rarely drawn",
     AUTHORS,
   )

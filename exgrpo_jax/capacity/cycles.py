@@ -4,7 +4,7 @@ libtpu's HLO text is scheduled, contains one chip's shapes, and estimates the cy
 operations that the compiler generates itself. This module estimates Pallas kernels and collectives
 by formula and multiplies loop bodies by their trip counts. An asynchronous collective costs only
 the time that the rest of its loop's body does not hide. Other compilers' text can be parsed too,
-but contains no cycles.
+but contains no cycle counts.
 """
 
 import dataclasses
@@ -110,7 +110,7 @@ def parse(text: str) -> Module:
 def module_of(lowered: jax.stages.Lowered, executable: jax.stages.Compiled) -> Module:
   """Return a compiled program's module.
 
-  If JAX cannot print the program, it is compiled again and dumped by libtpu. JAX 0.10.2 fails on
+  If JAX cannot print the program, compiles it again and reads libtpu's dump. JAX 0.10.2 fails on
   some programs for v6e ("async-update instruction should have 1 operands").
   """
   try:

@@ -1,4 +1,4 @@
-"""Checks that a config fits a TPU slice or a GPU, and estimates of its speed on a slice."""
+"""Checks that a config fits on a TPU slice or a GPU, and estimates of its speed on a slice."""
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
@@ -37,7 +37,7 @@ class Examination(NamedTuple):
 
 
 def examine(config: RunConfig, topology: str, lengths_spec: str, evaluated: int) -> Examination:
-  """Print and return whether a config fits a slice and, if it compiles, how fast it runs.
+  """Print and return whether a config fits on a slice and, if it compiles, how fast it runs.
 
   `topology` has the form 'v5e:8x8'. For `lengths_spec` see `lengths.draw`. `evaluated` is the
   number of evaluation questions, summed over all datasets.
@@ -76,7 +76,7 @@ def examine(config: RunConfig, topology: str, lengths_spec: str, evaluated: int)
 
 
 def examine_gpu(config: RunConfig, device: str, fit: bool = False) -> Examination:
-  """Estimate by formula whether a config fits one GPU; print and return the result.
+  """Estimate by formula whether a config fits on one GPU; print and return the result.
 
   For `device` see `devices.usable_memory`. With `fit`, first finds and prints the most slots and
   microbatch tokens that fit.
@@ -145,8 +145,8 @@ def _print_cache(whole: Step, peaks: Mapping[str, float], limit: float) -> None:
   [decode] = [one for one in whole.generating() if one.name == 'decode']
   [state] = [one for one in decode.args if isinstance(one, State)]
   cache = memory.size_of(state.cache) * (2 if keeps else 1)
-  room = limit - peaks['decode'] + cache
-  between = ', half of it for episodes between their turns' if keeps else ''
+  room = max(0.0, limit - peaks['decode'] + cache)
+  between = ', half of it for episodes between turns' if keeps else ''
   print(
     f'  KV cache {cache / GIB:.2f} GiB{between}; up to about '
     f'{int(rollout.slots * room / cache):,} slots of {rollout.longest_row:,} tokens would fit'
@@ -160,7 +160,7 @@ def _print_verdict(peaks: Mapping[str, float], limit: float) -> bool:
 
 
 def _print_advice(config: RunConfig, may_fit: bool, is_fitted: bool = False) -> None:
-  """Print ways to reduce a config's memory on one GPU.
+  """Print ways to reduce a config's memory use on one GPU.
 
   `may_fit` is True if the model, its moments and its gradient leave memory for other arrays.
   `is_fitted` is True if slots and microbatches are already as small as possible.
@@ -181,7 +181,7 @@ def _print_advice(config: RunConfig, may_fit: bool, is_fitted: bool = False) -> 
     if config.objective.kl_coefficient:
       print('  drop the reference policy: config.objective.kl_coefficient=0')
     if (config.optimizer.name, config.optimizer.moment_dtype) == ('adamw', 'float32'):
-      print('  halve the moments: config.optimizer.moment_dtype=bfloat16')
+      print("  halve the moments' memory: config.optimizer.moment_dtype=bfloat16")
     print(
       "  train with LoRA to avoid storing the full model's moments and gradient: "
       'config.lora.rank=32'
@@ -267,7 +267,7 @@ def _ages(estimate: Estimate) -> str:
 
 
 def _print_assumptions(work: Workload, described: str) -> None:
-  """Print the assumptions behind an estimate; `described` says where its lengths come from."""
+  """Print an estimate's assumptions; `described` says where the response lengths come from."""
   links, hop = cycles.LINKS, 1e6 * cycles.HOP_SECONDS
   mean = sum(work.fresh) / len(work.fresh)
   sync, host = 1e3 * step.SYNC_SECONDS, step.HOST_SECONDS
@@ -283,4 +283,4 @@ assumptions:
     (mean {mean:,.0f} tokens); prompts of {work.prompt} tokens; full replay, with
     {len(work.candidates):,} stored responses to choose from; {sync:.0f} ms of host time per
     sync and {host:.0f} s per step; no compilation, checkpoint, preemption or
-    comparison of log-probabilities; {step.TOKENS_PER_PASS} tokens per row and pass with drafts""")
+    comparison of log-probabilities; {step.TOKENS_PER_PASS} tokens per row per pass with drafts""")

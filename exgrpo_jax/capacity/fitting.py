@@ -1,4 +1,4 @@
-"""Search for the most slots and microbatch tokens that fit one GPU, by formula.
+"""Search for the most slots and microbatch tokens that fit on one GPU, by formula.
 
 Both settings affect only memory, time and rounding. The search treats them independently, because
 they affect different programs.
@@ -41,7 +41,7 @@ class Fitted(NamedTuple):
 
 
 def fit(config: RunConfig, limit: float) -> Fitted | None:
-  """Double slots and microbatch tokens while they fit a GPU; return the largest values that fit.
+  """Double slots and microbatch tokens while they fit on a GPU; return the largest values that fit.
 
   Returns None if even the smallest values do not fit. `limit` is the number of bytes available to
   programs. The slots and microbatch tokens set in `config` are ignored.

@@ -51,7 +51,7 @@ def of_compiled(executable: jax.stages.Compiled) -> Need:
 
 
 def other_arrays(program: Program, held: Any) -> int:
-  """Return the bytes that other arrays occupy on a device while a program runs.
+  """Return how many bytes other arrays occupy on a device while a program runs.
 
   `held` is a tree of the arrays that exist during the whole run.
   """
@@ -67,7 +67,7 @@ def print_peaks(
 
   For `held` see `other_arrays`. `limit` is the number of bytes available to programs. `need_of`
   returns a program's memory and may compile it. Returns program name -> highest peak in bytes over
-  the program's sizes; inf if it does not compile at one of them.
+  the program's sizes; inf if any size does not compile.
   """
   peaks: dict[str, float] = {}
   for program in programs:
@@ -147,7 +147,7 @@ KNOWN = ('score', 'prefill', 'resume', 'decode', 'update', 'optimizer')
 
 
 def _of_others(program: Program, spec: gradients.UpdateSpec, platform: Platform) -> int:
-  """Return the bytes of temporary arrays in a program other than 'update'."""
+  """Return the size in bytes of the temporary arrays in a program other than 'update'."""
   if program.name == 'optimizer':
     return 2 * size_of(program.args[2]) if platform.has_new_moments else 0
   shape, (count, length) = spec.model, program.size
@@ -169,7 +169,7 @@ def _of_others(program: Program, spec: gradients.UpdateSpec, platform: Platform)
 
 
 def _of_update(program: Program, spec: gradients.UpdateSpec, platform: Platform) -> int:
-  """Return the bytes of temporary arrays in an update.
+  """Return the size in bytes of an update's temporary arrays.
 
   A microbatch's gradient exists at the same time as the sum of the earlier gradients.
   """

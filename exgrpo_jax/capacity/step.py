@@ -32,7 +32,7 @@ HOST_SECONDS = 1.0  # per step, for grading, batching and logging
 PROMPT = 150  # tokens
 CANDIDATES = 4  # stored responses of a replayed question
 EVALUATED = 2259  # questions in the authors' valid.parquet
-# Drafts per row and pass, and the resulting tokens per pass, measured with Qwen2.5-Coder-0.5B on
+# Drafts per row per pass, and the resulting tokens per pass, measured with Qwen2.5-Coder-0.5B on
 # GSM8K (eight responses per question, each drafting from the others).
 DRAFTS, TOKENS_PER_PASS = '3', 1.7
 

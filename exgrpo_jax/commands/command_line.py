@@ -275,7 +275,8 @@ def _check_names(args: Sequence[str]) -> None:
     name = arg.partition('=')[0]
     # Some editors insert characters that only look like - or =.
     wrong = next((character for character in name if not character.isascii()), None)
-    if wrong and unicodedata.category(name[0]) == 'Pd':
+    # A name with a space is the value of the flag before it, such as --prompt '— why?'.
+    if wrong and unicodedata.category(name[0]) == 'Pd' and ' ' not in name:
       raise InputError(
         f"{arg}: '{wrong}' ({unicodedata.name(wrong, 'without a name')}) cannot be part of a flag "
         'name. Type the flag again as --name=value.'

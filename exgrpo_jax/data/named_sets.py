@@ -123,8 +123,8 @@ def _refuse_unsplit(repository: hub.Repository) -> NoReturn:
   """Raise InputError for a dataset named without a split; list its splits if they are known."""
   form = (
     f"'{repository}': there is no such file, and a Hub dataset needs a split. Write "
-    f'{repository}:CONFIG:SPLIT, as in openai/gsm8k:main:train, or {repository}:SPLIT if the data '
-    'set has only one config'
+    f'{repository}:CONFIG:SPLIT, as in openai/gsm8k:main:train, or {repository}:SPLIT if the '
+    'dataset has only one config'
   )
   try:
     found = next((_there(layout) for _, layout in _layouts(repository) if layout), '')
@@ -237,6 +237,6 @@ def _prepared(cache_dir: str, spec: str, name: str) -> Any:
     raise InputError(
       f"{spec}: TFDS could not prepare '{name}' as array_record ({reason}). Its builder must work "
       'without TensorFlow. config.data.cache_dir must be writable, have enough free space and not '
-      'already contain the dataset in another format.'
+      'already contain the dataset in a different format.'
     ) from error
   return builder

@@ -196,7 +196,7 @@ def following(messages: Sequence[Message], config: PromptConfig, chat: Chat = NO
   if text.count(_TURN) != 1:
     raise InputError(
       f'the chat template of {chat.source} omits earlier assistant turns, so it cannot be used '
-      'for multi-turn episodes. Fix it, or choose another config.prompt.template.'
+      'for multi-turn episodes. Fix it, or choose a different config.prompt.template.'
     )
   return text.partition(_TURN)[2].removesuffix(thinks) + thinks
 
@@ -214,7 +214,7 @@ def template_keywords(config: PromptConfig, chat: Chat) -> dict[str, Any]:
   usable = ', '.join(sorted(used - passed)) or 'no keyword arguments'
   for name in keywords:
     problem = (
-      'every prompt passes this argument already'
+      'this argument is already set for every prompt'
       if name in passed
       else f'the chat template of {chat.source} does not use it'
     )

@@ -49,7 +49,7 @@ class DataConfig:
 
   train: str = setting('arithmetic:train', None, 'the data spec of the questions to train on')
   validation: tuple[str, ...] = setting(
-    (), None, 'the data specs whose scores choose the best policy; see config.export.best'
+    (), None, 'the data specs whose scores select the best policy; see config.export.best'
   )
   evaluation: tuple[str, ...] = setting(
     ('arithmetic:validation',), None, 'the data specs whose scores are only reported'
@@ -196,7 +196,7 @@ def _of_store(spec: str, found: Store, name: str, split: str) -> Dataset:
     raise InputError(f"{spec}: {name} has no split '{split}' (has: {', '.join(found.sizes)}).")
   if not found.sizes[split]:
     raise InputError(
-      f'{spec}: {split} is empty: too few questions are distinct. Change the task or its arguments.'
+      f'{spec}: {split} is empty: too few distinct questions. Change the task or its arguments.'
     )
   kept = np.setdiff1d(np.arange(found.sizes[split]), found.excluded)
   rows = spec_rows(spec, len(kept))
@@ -212,7 +212,7 @@ def check_prompts(spec: str, lengths: np.ndarray, limit: int, overlong: str) -> 
   over = np.flatnonzero(lengths > limit)
   if over.size and overlong == 'refuse':
     raise InputError(
-      f'{spec}: the prompt of row {over[0]} has {lengths[over[0]]} tokens, and {over.size} of '
+      f'{spec}: the prompt of row {over[0]} is {lengths[over[0]]} tokens long, and {over.size} of '
       f'{counted(len(lengths), "prompt")} {"exceeds" if over.size == 1 else "exceed"} the limit of '
       f"{limit}. Raise the limit, or set config.data.on_overlong='drop' to skip such questions."
     )
@@ -228,7 +228,7 @@ def check_prompts(spec: str, lengths: np.ndarray, limit: int, overlong: str) -> 
 
 
 def check_form(spec: str) -> None:
-  """Raise InputError unless a spec has one of the forms above, without looking for the data."""
+  """Raise InputError unless a spec has a valid form; does not check that the data exists."""
   base = split_spec(spec)[0]
   name, _, split = base.rpartition(':')
   is_split = base.startswith(reasoning_gym.PREFIX) or (name and split and '[' not in base)
@@ -361,8 +361,8 @@ def check_distinct(specs: Iterable[str], where: str) -> None:
     if name in named:
       raise InputError(
         f"{where}: '{named[name]}' and '{spec}' would both be reported as '{name}', because "
-        'a reported name consists of folder, file and slice (or task, split and slice). Rename or '
-        'remove one of them.'
+        'a reported name consists of the folder, file and slice (or task, split and slice). Rename '
+        'or remove one of them.'
       )
     named[name] = spec
 
@@ -373,7 +373,7 @@ def check_apart(validation: Sequence[str], evaluation: Sequence[str]) -> None:
     if spec in evaluation:
       raise InputError(
         f"config.data.validation and config.data.evaluation both contain '{spec}'. Scores must "
-        'not be reported on data that was used to choose the policy. Remove the spec from one of '
+        'not be reported on data that was used to select the policy. Remove the spec from one of '
         'the two settings.'
       )
   check_distinct((*validation, *evaluation), 'config.data.validation and config.data.evaluation')

@@ -237,7 +237,7 @@ def _unknown(place: str, columns: Sequence[str], key: str, names: Sequence[str])
 
 
 def no_field(place: str, field: str, columns: Sequence[str], key: str) -> str:
-  """Build the error message for a missing `field`; config.data.<key>_field can choose another."""
+  """Build the message for a missing `field`; config.data.<key>_field can name a different one."""
   return (
     f"{place}: no field '{field}' (has: {quote(columns)}). Set config.data.{key}_field, or end the "
     f'data spec with {{{key}=COLUMN}}.'
@@ -479,7 +479,7 @@ def _value(row: Mapping[str, Any], name: str, key: str, place: str) -> Any:
 
 
 def _present(row: Mapping[str, Any], name: str, place: str) -> Any:
-  """Return a value like `_value`, but None if `name` is '' or the row lacks the column."""
+  """Return the same value as `_value`, or None if `name` is '' or the row lacks the column."""
   column = name if name in row else name.partition('.')[0]
   return _value(row, name, 'solution', place) if name and row.get(column) is not None else None
 

@@ -72,8 +72,8 @@ def opened(path: str, keep_spelling: bool = True) -> Table:
   numbers become Numerals, and a float16 or float32 in parquet becomes the float64 with the same
   shortest spelling: 0.1, not 0.10000000149011612.
 
-  Raises InputError, now or while reading, if the file is missing, damaged or in another format, a
-  text isn't UTF-8, or two columns share a name.
+  Raises InputError, now or while reading, if the file is missing, damaged or in a different
+  format, if its text isn't UTF-8, or if two columns share a name.
   """
   if task := task_file(path):
     return _task(path, existing(task[0]), task[1])
@@ -205,7 +205,7 @@ def _csv(path: str, file: epath.Path) -> Table:
     header = opened_file.readline().decode(errors='replace').strip()
   if ',' not in header and any(separator in header for separator in ';\t|'):
     raise InputError(
-      f'{path}:1: {reprlib.repr(header)} has no comma, so the file seems to use another '
+      f'{path}:1: {reprlib.repr(header)} has no comma, so the file seems to use a different '
       'separator. Save the file with commas as separators.'
     )
   names = _next(values(), f'{path}:1', file) or []
@@ -280,7 +280,7 @@ def _has_short_floats(kind: pa.DataType) -> bool:
 
 
 def _spelt(value: Any, kind: pa.DataType) -> Any:
-  """Replace each float16 and float32 in a value by the float64 with the same shortest spelling."""
+  """Replace float16 and float32 in a value with the float64 that has the same shortest spelling."""
   if value is None or not _has_short_floats(kind):
     return value
   if pa.types.is_floating(kind):

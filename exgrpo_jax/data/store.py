@@ -359,7 +359,7 @@ def tokenized(data: Dataset, tokenizer: Tokenizer, prompts: prompt.PromptConfig)
     hosts.warn(
       f'the tokenized prompts of {data.spec} cannot be saved in {path.parent} '
       f'({error.strerror or error}), so they will be tokenized again each time a run starts. '
-      'Make that folder writable and free some space, or set config.data.cache_dir to another '
+      'Make that folder writable and free some space, or set config.data.cache_dir to a different '
       'folder.'
     )
     return _parse(np.frombuffer(memoryview(content).toreadonly(), _INT))

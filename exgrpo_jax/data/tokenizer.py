@@ -70,7 +70,7 @@ class Tokenizer(abc.ABC):
 
   @abc.abstractmethod
   def encode(self, text: str) -> list[int]:
-    """Return the ids of `text`, without a begin or end token."""
+    """Return the ids of `text`, without a BOS or EOS token."""
 
   @abc.abstractmethod
   def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
@@ -257,9 +257,9 @@ def load(path: epath.PathLike) -> Tokenizer:
     ignored = next((name for name in _OF_JSON if (file.parent / name).is_file()), None)
     if ignored and file.suffix == '.model':
       raise InputError(
-        f'{path}: {ignored} applies only to a tokenizer.json, and the folder has none. Write one '
+        f'{path}: {ignored} applies only to a tokenizer.json, and the folder has none. Create one '
         f"with transformers, AutoTokenizer.from_pretrained('{path}').save_pretrained('{path}'), or "
-        f'set config.tokenizer.path to {file}, which has no begin token and no chat template.'
+        f'set config.tokenizer.path to {file}, which has no BOS token and no chat template.'
       )
   if not file.is_file() or file.suffix not in ('.json', '.model'):
     raise InputError(
@@ -295,7 +295,7 @@ def train(texts: Iterable[str], vocab_size: int, path: epath.PathLike) -> None:
   if vocab_size < least:
     raise InputError(
       f'config.tokenizer.vocab_size={vocab_size} must be at least {least}: {_RESERVED} reserved '
-      f'pieces, {_BYTES} bytes and the {len(characters)} distinct characters of the text.'
+      f'pieces, {_BYTES} bytes and the {len(characters)} distinct characters in the text.'
     )
   model = io.BytesIO()
   sentencepiece.SentencePieceTrainer.train(

@@ -95,7 +95,7 @@ def _names(proto: Any, kind: str) -> list[str]:
 
 
 def _merges(pieces: list[str]) -> list[tuple[str, str]]:
-  """Return the BPE merges: all pairs that form another piece, in the order of `pieces`."""
+  """Return the BPE merges: all pairs of pieces that form a piece, in the order of `pieces`."""
   known = set(pieces)
   return [
     (piece[:cut], piece[cut:])

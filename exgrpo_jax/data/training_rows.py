@@ -59,9 +59,9 @@ class FileCounts(NamedTuple):
 
 
 def shards(places: Sequence[str]) -> list[Shard]:
-  """Return the data files at these places (files, folders or Hub splits), in order.
+  """Return the data files from these sources (files, folders or Hub splits), in order.
 
-  Raises InputError if a place does not exist or contains no suitable file, or if a file cannot be
+  Raises InputError if a source does not exist or contains no suitable file, or if a file cannot be
   read or lacks the columns.
   """
   found = []
@@ -230,7 +230,7 @@ def _row(record: Mapping[str, Any], place: str) -> dict[str, Any] | str:
 
 
 def _solution(value: Any, place: str) -> str | None:
-  """Return a worked solution as text; if it is a list of messages, the first one's."""
+  """Return a worked solution as text; if it is a list of messages, return the first one's text."""
   if isinstance(value, list):
     value = value[0] if value else None
   if isinstance(value, Mapping):

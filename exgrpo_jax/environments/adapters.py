@@ -35,7 +35,7 @@ class TextArena:
     self._textarena = package('textarena')
 
   def reset(self, task: Task, seed: int) -> Messages:
-    """Begin the game and return its prompt. Raises ValueError if the row has no seed."""
+    """Start the game and return its prompt. Raises ValueError if the row has no seed."""
     options = task.columns.get('options') or {}
     # The 'raw' form contains only new text; other forms repeat the whole game every turn.
     self._game = self._textarena.make(f'{_name(task)}-raw', **options)
@@ -88,14 +88,14 @@ class Gymnasium:
     self._gymnasium = package('gymnasium')
 
   def reset(self, task: Task, seed: int) -> Messages:
-    """Begin the game and return its prompt. Raises ValueError if actions are not discrete."""
+    """Start the game and return its prompt. Raises ValueError if the actions are not discrete."""
     gymnasium, columns = self._gymnasium, task.columns
     name, options = _name(task), columns.get('options') or {}
     self._game = gymnasium.make(name, **options)
     if 'ansi' in self._game.metadata['render_modes']:
       self._game = gymnasium.make(name, render_mode='ansi', **options)
     if not isinstance(self._game.action_space, gymnasium.spaces.Discrete):
-      raise ValueError(f'the actions of {name} are {self._game.action_space}, not numbers')
+      raise ValueError(f'the actions of {name} are {self._game.action_space}, not discrete')
     numbers = [str(number) for number in range(self._game.action_space.n)]
     self._actions = columns.get('actions') or numbers
     self._won = float(columns.get('won', 1))

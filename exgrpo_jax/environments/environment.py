@@ -46,9 +46,9 @@ class Environment(Protocol):
   """
 
   def reset(self, task: Task, seed: int) -> Messages:
-    """Begin the episode and return the prompt.
+    """Start the episode and return the prompt.
 
-    The prompt must depend only on the task. The seed is for everything after the prompt.
+    The prompt must depend only on the task. The seed may affect only what follows the prompt.
     """
     ...
 
@@ -86,8 +86,8 @@ def checked(observation: Observation) -> Observation:
   for name in counts:
     if name in TAKEN or not re.fullmatch('[a-z][a-z0-9_]*', name):
       raise ValueError(
-        f'{name!r} cannot be the name of a count: a name must start with a lower-case letter, '
-        f'contain only lower-case letters, digits and _, and not be one of {", ".join(TAKEN)}'
+        f'{name!r} cannot be the name of a count: a name must start with a lowercase letter, '
+        f'contain only lowercase letters, digits and _, and not be one of {", ".join(TAKEN)}'
       )
   numbers = {name: float(value) for name, value in counts.items()}
   return Observation(as_messages(messages), reward, bool(done), bool(success), numbers)

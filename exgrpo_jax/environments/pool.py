@@ -53,7 +53,7 @@ class Answer(NamedTuple):
 
 
 class Pool:
-  """A config's workers. They start on demand and end with this process."""
+  """A config's workers. They start on demand and exit with this process."""
 
   def __init__(self, config: EnvironmentConfig) -> None:
     count = config.workers or machine.count_cores()
@@ -71,7 +71,7 @@ class Pool:
     asked.add_done_callback(self._answers.put)
 
   def answers(self, wait: bool) -> list[Answer]:
-    """Return the answers since the last call. If `wait` is true, wait for at least one."""
+    """Return the answers that arrived since the last call. If `wait`, wait for at least one."""
     found = [self._answers.get()] if wait else []
     while not self._answers.empty():
       found.append(self._answers.get())
@@ -121,7 +121,7 @@ class Pool:
   def _all(
     self, questions: Sequence[Question], requests: Sequence[Values], what: str
   ) -> list[Values]:
-    """Distribute requests outside any episode across all workers, and return the replies.
+    """Distribute requests that belong to no episode across all workers; return the replies.
 
     Raises InputError with `what`, the question's row and the reason if a request fails.
     """
@@ -142,7 +142,7 @@ def of(config: EnvironmentConfig) -> Pool:
 
 
 def beginning(question: Question, seed: int, is_known: bool = True) -> Beginning:
-  """Return the start of an episode. If `is_known`, `question` has the environment's prompt."""
+  """Return the start of an episode. If `is_known`, `question` already contains the prompt."""
   prompt = [message._asdict() for message in question.messages]
   original = [message._asdict() for message in question.original_messages] or prompt
   task = Task(question.row, original, question.answer, question.columns, question.kind)
@@ -166,7 +166,7 @@ class _Holder:
     self._held: dict[str, int] = {}  # episode key -> `starts` of the process that runs it
 
   def ask(self, request: Values) -> concurrent.futures.Future[Values | Failure]:
-    """Submit a request outside any episode."""
+    """Submit a request that belongs to no episode."""
     return self.pool.submit(lambda worker: self._reply(worker, lambda: request))
 
   def turn(self, worker: Worker, key: str, begin: Beginning, said: tuple[str, ...]) -> Answer:
@@ -249,7 +249,7 @@ def begun(
 ) -> QuestionSet:
   """Replace the prompts in `data` with the environment's. Raises InputError if `reset` fails.
 
-  If `overlong` (DataConfig.on_overlong) is 'drop', questions with prompts of more than `max_prompt`
+  If `overlong` (DataConfig.on_overlong) is 'drop', questions with prompts longer than `max_prompt`
   tokens are dropped. Otherwise, such a prompt raises InputError.
   """
   questions, tools = list(data.questions), pool.tools()

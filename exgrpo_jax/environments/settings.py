@@ -59,8 +59,8 @@ class EnvironmentConfig:
     True,
     None,
     'keep the KV caches of episodes that give up their slot while they wait for the environment, '
-    "at most as many caches as there are slots. This doubles the slots' memory. An episode whose "
-    'cache is not kept recomputes it at each turn',
+    "up to one cache per slot. This doubles the slots' memory. An episode whose cache is not kept "
+    'recomputes it at each turn',
   )
 
   @property

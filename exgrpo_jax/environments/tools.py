@@ -6,9 +6,9 @@ cannot be parsed or a tool fails, the model sees the error and may try again.
 Tools that share state are the public methods of a class, which is instantiated for each episode
 without arguments, as in TRL's `environment_factory`. A `reset` method isn't a tool. It receives the
 row's prompt, answer and columns as keyword arguments, and the text it returns is added to the
-prompt. The result of a `get_reward` method, or else an attribute `reward`, a number from 0 to 1,
-becomes the episode's reward when the model answers. A reward of 1 counts as a success, and the
-answer is not compared.
+prompt. When the model answers, the result of the `get_reward` method or, if there is none, the
+attribute `reward` becomes the episode's reward. It must be a number from 0 to 1. A reward of 1
+counts as a success, and the answer is not compared.
 
 Calls follow the reasoning; nothing inside the reasoning is a call. Two call formats are supported:
 
@@ -71,7 +71,7 @@ class Tools:
     return [*before, {**last, 'content': '\n'.join([last['content'], *filter(None, said)])}]
 
   def step(self, response: str) -> Observation:
-    """Run the calls; without calls, end the episode with the classes' or the verifier's reward."""
+    """Run the calls. If there are none, end the episode with the classes' or verifier's reward."""
     try:
       calls = calls_of(response)
     except ValueError as error:

@@ -101,7 +101,7 @@ def _answer(
 
 
 def _reset(environment: Environment, begin: Beginning) -> list[dict[str, str]]:
-  """Begin an episode and return its prompt. Raises ValueError if `begin.prompt` differs."""
+  """Start an episode and return its prompt. Raises ValueError if `begin.prompt` differs."""
   prompt = as_messages(environment.reset(Task(*begin.task), begin.seed))
   if begin.prompt is not None and prompt != begin.prompt:
     raise ValueError(

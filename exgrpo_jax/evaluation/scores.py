@@ -4,7 +4,6 @@ import collections
 import dataclasses
 import datetime
 import functools
-import json
 import math
 import os
 from collections.abc import Mapping, Sequence
@@ -32,7 +31,7 @@ from exgrpo_jax.policy import model
 from exgrpo_jax.reporting import alarms, comparison, metrics
 from exgrpo_jax.rollout import stages
 from exgrpo_jax.rollout.sampler import requests_for
-from exgrpo_jax.runtime import activity, console, hosts, machine
+from exgrpo_jax.runtime import activity, console, hosts, hub, machine
 from exgrpo_jax.runtime.randomness import Purpose
 
 Record = dict[str, Any]  # a question with its responses and their verdicts
@@ -351,8 +350,7 @@ def _write_by_hand(
     'scores': scores,
   }
   if hosts.is_first():
-    with open(os.path.join(out, metrics.EVALUATIONS), 'a', encoding='utf-8') as file:
-      file.write(json.dumps(line) + '\n')
+    metrics.append_evaluation(out, line)
   return path
 
 
@@ -370,7 +368,9 @@ def of_one(
   source: Source, experiment: Experiment, parts: Sequence[Part], out: str
 ) -> list[Records]:
   """Evaluate a policy that `prepared` has opened, and return the records of each part."""
-  with jax.set_mesh(experiment.meshes.training), console.opened(), machine.explained():
+  meshes = experiment.meshes
+  # Another policy may have been opened since, with its own commits.
+  with jax.set_mesh(meshes.training), console.opened(), machine.explained(), hub.as_in(source.path):
     print(source.path, flush=True)
     _, evaluated = evaluate(source, experiment, parts, out)
   return [records for _, records in evaluated]

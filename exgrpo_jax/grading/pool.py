@@ -135,7 +135,7 @@ class Grader:
     return self._round.progress()
 
   def collect(self) -> dict[Hashable, Verdict]:
-    """Wait for all verdicts since the last call and return them by key, in submission order."""
+    """Wait for all submissions since the last call; return their verdicts by key, in order."""
     keys, self._keys = self._keys, {}
     submitted, self._round = self._round, self._new_round()
     return dict(zip(keys, submitted.verdicts(), strict=True))
@@ -171,7 +171,13 @@ class Grader:
 
     def request() -> tuple[Any, float]:
       if submission.kind == reasoning_gym.KIND:  # the time limit excludes this import
-        worker.ask([submission.kind], START_TIMEOUT)
+        try:
+          worker.ask([submission.kind], START_TIMEOUT)
+        except TimeoutError as error:
+          raise InputError(
+            f'reasoning_gym: importing this package in a worker took longer than {START_TIMEOUT:g} '
+            's. Its disk may be slow. Run the same command again.'
+          ) from error
       known = programs.asked(worker, facts)
       return [text, submission.answer, submission.kind, known], self._config.time_limit
 
@@ -292,8 +298,8 @@ def refuse_all_failed(where: str, verdicts: Sequence[Verdict]) -> None:
   """
   if verdicts and all(verdict.outcome in FAILURES for verdict in verdicts):
     raise InputError(
-      f'{where}: grading failed for all {len(verdicts):,} responses, so the run stops. First '
-      f'reason: {verdicts[0].reason}. Fix config.grading (rewards, time_limit, memory_limit, '
+      f'{where}: grading failed for all {len(verdicts):,} responses. First reason: '
+      f'{verdicts[0].reason}. Fix config.grading (rewards, time_limit, memory_limit, '
       'batch_timeout) or, with an environment, config.environment (name, time_limit, '
-      'memory_limit). Then run the same command again to resume from the newest checkpoint.'
+      'memory_limit). Then run the same command again.'
     )

@@ -89,16 +89,16 @@ def load() -> None:
 
 
 def dataset(name: str, config: Mapping[str, Any]) -> Any:
-  """Create a task's dataset. Raises InputError like `score`, and any error that the task raises."""
+  """Create a task's dataset. Raises InputError as `score` does, and any error from the task."""
   tasks = importlib.import_module('reasoning_gym.factory').DATASETS
   if name not in tasks:
-    raise InputError(f"the installed reasoning_gym has no task '{name}'. Choose another task.")
+    raise InputError(f"the installed reasoning_gym has no task '{name}'. Choose a different task.")
   generator, settings = tasks[name]
   # Text from a model is never evaluated. A test looks for evaluations that this pattern misses.
   if found := _EVALUATES.search(inspect.getsource(generator.score_answer)):
     raise InputError(
       'this task is rejected because its score_answer runs model output through '
-      f'{found[0]}). Choose another task.'
+      f'{found[0]}). Choose a different task.'
     )
   return generator(settings(**{'seed': 0, **config}))
 
@@ -119,7 +119,7 @@ def _spellings(given: str, true: str) -> list[str]:
 
 
 def _restored(entry: Mapping[str, Any]) -> dict[str, Any]:
-  """Restore tuples that JSON turned into lists, because score_answer needs them in two tasks."""
+  """Restore tuples that JSON turned into lists, because two tasks' score_answer needs tuples."""
   if entry['task'] not in ('arc_agi', 'rearc'):
     return dict(entry)
   board = tuple(map(tuple, entry['metadata']['output']))

@@ -1,4 +1,4 @@
-"""Reward functions: loaded by name, called with the values they ask for, and checked for range.
+"""Load reward functions by name, call them with the values they ask for, and check the results.
 
 This file must not import jax, because the processes that call rewards must start instantly.
 """

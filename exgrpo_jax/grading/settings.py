@@ -18,7 +18,7 @@ class GradingConfig:
     0, '[0, inf)', f'number of worker processes; 0 means one per core, up to {MAX_AUTO_WORKERS}'
   )
   time_limit: float = setting(
-    5.0, '(0, inf)', 'time limit for judging a response, in seconds; then its worker is killed'
+    5.0, '(0, inf)', 'seconds allowed for judging a response; after that, its worker is killed'
   )
   memory_limit: int = setting(
     1024, '[1, inf)', 'MiB of memory that a worker may use to judge responses'
@@ -27,7 +27,7 @@ class GradingConfig:
     200_000,
     '[1, inf)',
     'the maximum number of characters to judge; a longer response is judged without the start of '
-    "its reasoning, or has no answer if the text after its last '</think>' is also too long",
+    "its reasoning, or counts as unanswered if the text after its last '</think>' is also too long",
   )
   verifier: str = setting(
     'built_in',

@@ -1,4 +1,4 @@
-"""The `Verifier` protocol and our own verifier. A verifier decides if a response is correct.
+"""The `Verifier` protocol and our own verifier. A verifier decides whether a response is correct.
 
 Our verifier parses a model's text but never evaluates the text as code. The length of answers, the
 depth of trees and the number of digits are bounded.
@@ -96,7 +96,7 @@ class BuiltIn:
 
 
 class MathVerify:
-  """Math-Verify, the verifier that the paper's authors use; `BuiltIn` judges all other kinds.
+  """Math-Verify, which the paper's authors use; `BuiltIn` judges every kind except 'math'.
 
   The package passes the model's text to sympy, which evaluates the text. The package's time limits
   rely on signals, so they are turned off; the worker process's limits apply instead.

@@ -64,7 +64,7 @@ def parse_rope(
 def _by_type(
   values: Mapping[str, Any], path: str, family: Family
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-  """Merge the two formats as transformers does, for layers without and with a window."""
+  """Merge the two formats as transformers does, for layers without a window and layers with one."""
   given = values.get('rope_parameters')
   given = family.defaults.get('rope_parameters') if given is None else given
   new = _mapping(given, 'rope_parameters', path)

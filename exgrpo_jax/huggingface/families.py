@@ -172,7 +172,7 @@ def numbers(family: Family) -> dict[str, str]:
 
 
 def read(values: Mapping[str, Any], name: str, path: str, kind: type, why: str) -> Any:
-  """Return a config.json field: a bool, or an int or float above 0.
+  """Return a config.json field: a bool, or a positive int or float.
 
   Raises InputError if the field is missing or invalid; the message says `why` it is needed.
   """

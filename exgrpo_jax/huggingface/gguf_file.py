@@ -105,7 +105,7 @@ def slices(path: str, tensors: Mapping[str, Tensor], head_size: int) -> dict[str
     except NotImplementedError as error:
       raise InputError(
         f'{path}: tensor {own} has type {stored.tensor_type.name}, which the gguf package cannot '
-        'dequantize. Convert the model to another type, such as F16, Q8_0 or Q4_K.'
+        'dequantize. Convert the model to a different type, such as F16, Q8_0 or Q4_K.'
       ) from error
     found_slices[name] = Slice(gguf, stored, head_size if is_permuted else 0)
   return found_slices
@@ -212,7 +212,7 @@ def gguf_folder(path: str) -> str:
   except OSError as error:
     raise InputError(
       f'{path}: its config.json and tokenizer cannot be written to {cache} ({error}). Set '
-      'HF_HOME to another folder.'
+      'HF_HOME to a different folder.'
     ) from error
   return str(made)
 

@@ -105,7 +105,7 @@ def read_some(
 
 
 def _describe(buffer: Buffer, rows: list[int], stored: list[Trajectory]) -> Columns:
-  """Build the index columns except segment and offset, in the order of `rows` or `stored`."""
+  """Build all index columns except segment and offset, in the order of `rows` or `stored`."""
   entries = [buffer.entries[row] for row in rows]
   retired, history = sorted(buffer.retired_epoch.items()), dict(sorted(buffer.history.items()))
   num_trajectories = np.array([len(entry.trajectories) for entry in entries], np.int64)

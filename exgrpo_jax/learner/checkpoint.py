@@ -152,7 +152,7 @@ class FolderHandler(ocp.AsyncCheckpointHandler):
 @ocp.args.register_with_handler(FolderHandler, for_save=True, for_restore=True)
 @dataclasses.dataclass
 class FolderArgs(ocp.args.CheckpointArgs):
-  """A function that reads a folder, or writes data that no longer changes to an empty folder."""
+  """A function that reads a folder, or writes immutable data to an empty folder."""
 
   call: Callable[[epath.Path], Any]
 
@@ -203,8 +203,8 @@ def open_manager(workdir: str, config: CheckpointConfig | None = None) -> ocp.Ch
 def _wait_for_hosts(*, key: str, timeout_ms: int) -> None:
   """Wait for the other hosts, except on a host whose write has failed.
 
-  Orbax would wait 20 minutes before it raises that host's error. The other hosts wait at an earlier
-  barrier, which that host never reaches.
+  Orbax would otherwise wait 20 minutes before raising that host's error. The other hosts wait at
+  an earlier barrier, which that host never reaches.
   """
   if not sys.exc_info()[0]:  # orbax calls this in a `finally` block
     ocp.multihost.get_barrier_sync_fn()(key=key, timeout_ms=timeout_ms)
@@ -220,10 +220,14 @@ def steps(workdir: str) -> list[int]:
   Lists the folder instead of opening a manager, because managers are slow and wait for other hosts.
   """
   folder = _folder(workdir)
-  names = storage.patiently(
-    lambda: [path.name for path in folder.iterdir()] if folder.exists() else [], str(folder)
-  )
-  return sorted(map(int, filter(str.isdigit, names)))
+
+  def names() -> list[str]:
+    # Not folder.exists(): it is False, too, while the storage fails, and the run would start over.
+    with contextlib.suppress(FileNotFoundError):
+      return [path.name for path in folder.iterdir()]
+    return []
+
+  return sorted(map(int, filter(str.isdigit, storage.patiently(names, str(folder)))))
 
 
 def buffer_folder(workdir: str, step: int) -> epath.Path:
@@ -266,8 +270,8 @@ def restore(
 
   If any host fails, every host raises the error:
     DamagedError: the checkpoint is damaged, or its data differs from what was saved.
-    InputError: a host cannot read its part right now, another version wrote the checkpoint, or its
-      adapters belong to a different base.
+    InputError: a host cannot read its part right now, a different version wrote the checkpoint, or
+      its adapters belong to a different base.
   """
   manager.wait_until_finished()
   path, sums, restored = manager.directory / str(step), {}, {}
@@ -310,9 +314,9 @@ def _check_format(path: epath.Path, sums: Mapping[str, int]) -> None:
   found = sums.get('format', 1)
   if found != FORMAT:
     raise InputError(
-      f'{path} was written by another version of exgrpo_jax (checkpoint format {found}, but this '
-      f'version reads {FORMAT}). Continue with the version that started the run, or use another '
-      '--workdir.'
+      f'{path} was written by a different version of exgrpo_jax (checkpoint format {found}, but '
+      f'this version reads {FORMAT}). Continue with the version that started the run, or use '
+      'another --workdir.'
     )
 
 
@@ -400,7 +404,7 @@ def restore_buffer(workdir: str) -> tuple[Buffer, int]:
   """Restore only (replay buffer, step) from the newest checkpoint in `workdir`.
 
   Raises InputError if `workdir` has no checkpoint, or if the newest checkpoint is damaged or was
-  written by another version.
+  written by a different version.
   """
   step = _newest(workdir, steps(workdir))
   path = _folder(workdir) / str(step)
@@ -447,7 +451,7 @@ _FAILURES = (
   ),
   (
     'too many open files',
-    "the process has as many open files as the system's limit allows",
+    "the process has reached the system's limit on open files",
     'Raise the limit, for example with `ulimit -n 4096`,',
   ),
 )

@@ -48,8 +48,8 @@ class MicrobatchConfig:
   drop_zero_advantage: bool = setting(
     False,
     None,
-    'leave out rows with advantage 0, such as all rows of a group with equal rewards; the metrics '
-    'of the loss, such as entropy, leave them out too',
+    'leave out rows with advantage 0, such as all rows of a group with equal rewards; loss '
+    'metrics, such as entropy, also leave them out',
   )
 
 

@@ -51,7 +51,7 @@ class OptimizerConfig:
   epochs: int = setting(
     1,
     '[1, inf)',
-    "number of passes over a step's rows; after the first pass, the groups are shuffled",
+    "number of passes over a step's rows; the groups are reshuffled before each subsequent pass",
     AUTHORS,
   )
   max_kl: float = setting(

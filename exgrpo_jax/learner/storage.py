@@ -95,7 +95,7 @@ def of_base(base: Params) -> dict[str, int]:
 def digest(state: TrainState, base_sums: Mapping[str, int]) -> str:
   """Return twelve hex digits that identify the parameters or, with LoRA, the base.
 
-  Computes checksums of the whole state, to use the same compiled program as saving.
+  Computes checksums of the whole state so that it reuses the program compiled for saving.
   """
   sums = base_sums or {k: v for k, v in _named(state).items() if k.startswith('.params')}
   return hashlib.sha256(json.dumps(sums, sort_keys=True).encode()).hexdigest()[:12]

@@ -173,7 +173,7 @@ def _seen(position_B: jax.Array, T: int, S: int, window: int) -> tuple[jax.Array
 
 
 def scattered(x_MS: jax.Array, new_MT: jax.Array, position_M: jax.Array) -> jax.Array:
-  """Write T entries into each row from its position on; S must be at least position + T.
+  """Write T entries into each row, starting at its position; S must be at least position + T.
 
   Both arrays may have further dimensions, which must match.
   """

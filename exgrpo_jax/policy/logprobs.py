@@ -47,8 +47,8 @@ def token_logprobs(
 ) -> tuple[jax.Array, jax.Array]:
   """Compute each token's log-probability given the previous tokens, and the prediction's entropy.
 
-  For scoring; to train, see `fused_loss`. `hidden_BTD` are the hidden states after the final norm,
-  and `unembedding_DV` has the same float dtype. Logits are divided by the sampling `temperature`.
+  Use `fused_loss` for training. `hidden_BTD` are the hidden states after the final norm, and
+  `unembedding_DV` has the same float dtype. Logits are divided by the sampling `temperature`.
   Only one chunk's logits are in memory at once: at most `chunk` tokens per shard of rows, but at
   least one position per row. For `cap`, see `capped`.
 

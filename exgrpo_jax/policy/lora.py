@@ -1,9 +1,9 @@
 """LoRA (arXiv:2106.09685): train a product of two thin matrices on top of each frozen matrix W.
 
 A forward pass computes x W + s (x A) B, with s = alpha / rank, and does not merge the matrices.
-Sampling and exports merge them (`merged`), because they use each matrix often. A starts random and
-B at zero, so training starts from the frozen model. There are three parameter trees, all in the
-training layout:
+Sampling merges them (`merged`) because it uses each matrix often; exports merge them too. A starts
+random and B at zero, so training starts from the frozen model. There are three parameter trees, all
+in the training layout:
 
   base      the whole model, which is never updated (see `model.shapes`)
   adapters  A and B of each target, float32; only these are trained and checkpointed

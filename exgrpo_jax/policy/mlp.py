@@ -230,7 +230,7 @@ def balance_sums(load: Balance | None) -> dict[str, jax.Array]:
 
 
 def zero_balance_sums(config: ShapeConfig) -> dict[str, jax.Array]:
-  """Return the `balance_sums` from before any tokens are added."""
+  """Return the initial `balance_sums`, before any tokens are added."""
   layers = jnp.zeros(config.num_layers, jnp.float32)
   of_experts = jnp.zeros((config.num_layers, config.num_experts), jnp.float32)
   return balance_sums(Balance(layers, of_experts)) if config.num_experts else {}

@@ -142,7 +142,7 @@ def shapes(config: ShapeConfig, mesh: Mesh, *, frozen: bool = False) -> Params:
 
 
 def is_tiny(config: ShapeConfig, mesh: Mesh) -> bool:
-  """Return True if compiling for another shape costs more time than the padding it avoids.
+  """Return True if compiling for an additional shape costs more time than the padding it avoids.
 
   This is the case below a million parameters on a single CPU device, where compiling takes 5 s and
   the padding in a step takes only milliseconds.
@@ -291,7 +291,7 @@ def hidden_states_and_balance(
   `params` are in the training layout (see `init`). `segments` are the rows of packed sequences, or
   None if each sequence is one row at positions 0 .. T-1. `remat`, one of REMAT, chooses the parts
   that the backward pass recomputes. `routes_BTLC` are the experts to use for each token in each
-  layer (see `mlp.Experts`), and `counted` the tokens to count in the experts' load balance.
+  layer (see `mlp.Experts`), and `counted` are the tokens to count in the experts' load balance.
 
   Returns (hidden states [B, T, D], load balance stacked over layers). The load balance is None if
   the model has no experts or `counted` is None.

@@ -73,7 +73,7 @@ def _write(layer: Ragged, key_BTGH: jax.Array, value_BTGH: jax.Array, position_B
 
 
 def attend(query_BNH: jax.Array, position_B: Array, layer: Ragged, cap: float = 0.0) -> jax.Array:
-  """Attend from each row's query to positions 0 .. position_B, and read few positions beyond.
+  """Attend from each row's query to positions 0 .. position_B, reading few positions beyond.
 
   A row at position 0, such as a free slot, reads only one block.
   """

@@ -154,9 +154,9 @@ class ShapeConfig:
     has_local = any(kind.is_local for kind in self.kinds)
     if has_local != bool(self.window):
       raise InputError(
-        f"config.model.window={self.window}: the window must be above 0 if config.model.layers='"
-        f"{self.layers}' has an s or w layer among its {self.num_layers} layers, and 0 otherwise. "
-        'Change one of the two settings.'
+        f'config.model.window={self.window}: the window must be above 0 if any of the '
+        f"{self.num_layers} layers in config.model.layers='{self.layers}' is s or w, and 0 "
+        'otherwise. Change one of the two settings.'
       )
 
   @property
@@ -203,5 +203,5 @@ def _check_mesh(config: ShapeConfig, mesh: Mesh, place: str) -> None:
     raise InputError(
       f'{place}.{names}={devices}: the number of devices must divide '
       f'config.model.{field}={size}{alternative}, because each device stores an equal share. '
-      'Choose another number of devices.'
+      'Choose a different number of devices.'
     )

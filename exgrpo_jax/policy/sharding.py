@@ -7,7 +7,7 @@ gather them: they are replicated over the data axis and split by heads, hidden u
 over the tensor axis. Both meshes have the same axis names, so one table of rules is enough.
 
 Only this file names mesh axes. All other code uses logical axes ('batch', 'embed', 'heads', ...).
-A dimension that its mesh axes do not divide evenly is replicated. For example, with two key/value
+A dimension is replicated if its mesh axes do not divide it evenly. For example, with two key/value
 heads on a tensor axis of four, each device on that axis stores both heads. This costs memory but is
 always correct.
 
@@ -112,8 +112,8 @@ def make_mesh(
 ) -> Mesh:
   """Make a mesh of the configured shape, on which GSPMD partitions programs (axis type Auto).
 
-  Axes missing from `config` have size 1. The default is to use all devices of all hosts. To compile
-  for a topology, pass its `devices`. Raises InputError if the sizes don't fit their number.
+  Axes missing from `config` have size 1. By default, uses all devices of all hosts. To compile for
+  a topology, pass its `devices`. Raises InputError if the sizes don't fit the number of devices.
   """
   devices = jax.devices() if devices is None else devices
   sizes, types = _sizes(config, len(devices)), (AxisType.Auto,) * len(_MESH_AXES)
@@ -251,7 +251,7 @@ def mesh_in_context(caller: str) -> AbstractMesh:
   """Return the active mesh (`jax.set_mesh`), or raise a RuntimeError that names `caller`."""
   mesh = jax.sharding.get_abstract_mesh()
   if mesh.empty:
-    raise RuntimeError(f'{caller} needs a mesh: call inside `with jax.set_mesh(mesh)`.')
+    raise RuntimeError(f'{caller} needs a mesh: call it inside `with jax.set_mesh(mesh)`.')
   return mesh
 
 
@@ -358,7 +358,7 @@ def per_shard(
   returns `function` itself.
 
   `in_axes` are the logical axes of each argument. An axis is split if the mesh divides it evenly in
-  all arguments that have it. `out_axes` are the result's; each must also be an argument's axis.
+  all arguments that have it. `out_axes` are the result's axes, which must all occur in `in_axes`.
   """
   mesh = mesh_in_context('sharding.per_shard')
   if mesh.size == 1:

@@ -57,12 +57,8 @@ def read(workdir: str | os.PathLike, before: float = math.inf) -> list[dict[str,
   process may leave behind. Raises InputError for any other line that is not a record.
   """
   path = pathlib.Path(workdir) / FILE
-  if not path.exists():
-    return []
-  # Escape bytes that are not UTF-8, so that parsing the line as a record fails.
-  lines = path.read_text(encoding='utf-8', errors='backslashreplace').split('\n')[:-1]
   records = []
-  for number, line in enumerate(lines, 1):
+  for number, line in enumerate(_complete_lines(path), 1):
     try:
       record = json.loads(line)
       step = {'step': record.pop('step')}
@@ -81,8 +77,24 @@ def read(workdir: str | os.PathLike, before: float = math.inf) -> list[dict[str,
 def read_evaluations(workdir: str | os.PathLike, step: int) -> list[dict[str, Any]]:
   """Read what `exgrpo evaluate` recorded for a run's policy at `step`, oldest first."""
   path = pathlib.Path(workdir, 'evaluation', EVALUATIONS)
-  lines = path.read_text(encoding='utf-8').splitlines() if path.exists() else ()
-  return [line for line in map(json.loads, lines) if line['step'] == step]
+  return [line for line in map(json.loads, _complete_lines(path)) if line['step'] == step]
+
+
+def append_evaluation(folder: str, record: Mapping[str, Any]) -> None:
+  """Append a record of `exgrpo evaluate`, and remove a last line that a full disk cut off."""
+  with open(os.path.join(folder, EVALUATIONS), 'a+b') as file:
+    file.seek(0)
+    file.truncate(file.read().rfind(b'\n') + 1)
+    file.write(f'{json.dumps(record)}\n'.encode())
+
+
+def _complete_lines(path: pathlib.Path) -> list[str]:
+  """Read the lines that end in a newline, or [] if the file does not exist."""
+  try:
+    # Escape bytes that are not UTF-8, so that parsing the line as a record fails.
+    return path.read_text(encoding='utf-8', errors='backslashreplace').split('\n')[:-1]
+  except FileNotFoundError:
+    return []
 
 
 def write_rows(path: str | os.PathLike, rows: Iterable[Mapping[str, Any]]) -> None:

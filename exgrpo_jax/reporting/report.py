@@ -117,9 +117,10 @@ class Server(http.server.ThreadingHTTPServer):
         begun, groups = time.thread_time(), runs.read(self._workdirs)
         self._shown = [(run, contents.open_pieces(run)) for run in _runs(groups)]
         parts = _describe(groups, True, **_LIVE | {'version': version})
-        self._page = parts.pop('page')
+        page = parts.pop('page')
         self._parts = {name: contents.pack(part) for name, part in parts.items() if part}
-        self._page['parts'] = {name: zlib.crc32(x.encode()) for name, x in self._parts.items()}
+        page['parts'] = {name: zlib.crc32(text.encode()) for name, text in self._parts.items()}
+        self._page = page  # last, because `document` and `part` do not wait for the lock
         spent = time.thread_time() - begun  # without the time in which training ran instead
         self._next = time.monotonic() + max(self._every, 9 * spent)
       return states

@@ -21,6 +21,7 @@ from pyarrow import compute, parquet
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.runtime import hosts
 from exgrpo_jax.runtime.replacement import replacing
+from exgrpo_jax.runtime.workdir import exists
 
 FOLDER = 'records'  # in the workdir
 # Steps per file. With fewer, a long run would write thousands of files; with more, the report of an
@@ -247,7 +248,7 @@ class Writer:
       self._window, self._tables = window, {}
       for name in rows:  # start with the rows on disk, because a run may resume within a window
         path = path_of(self._workdir, name, window)
-        is_present = path.exists()
+        is_present = exists(path)
         self._tables[name] = read_file(path, name) if is_present else SCHEMAS[name].empty_table()
     for name, columns in rows.items():
       new = pa.table(dict(columns), schema=SCHEMAS[name])

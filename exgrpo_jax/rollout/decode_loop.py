@@ -49,7 +49,7 @@ class DecodeSpec:
   pad_id: int  # any valid token, because padding is never read
   keeps_routes: bool = False  # True if responses include their routes; see routes.py
   parked: int = 0  # episodes whose caches are kept between turns, outside the slots
-  drafts: str = '0'  # tokens drafted per row and pass; see `drafts.width`
+  drafts: str = '0'  # tokens drafted per row per pass; see `drafts.width`
 
   @property
   def longest_row(self) -> int:
@@ -58,7 +58,7 @@ class DecodeSpec:
 
   @property
   def at_any_temperature(self) -> 'DecodeSpec':
-    """Return the spec with temperature 1 (0 stays 0), because `decode` takes the actual one."""
+    """Return the spec with temperature 1 (0 stays 0); pass the actual temperature to `decode`."""
     kept = min(1.0, math.ceil(self.distribution.temperature))
     return dataclasses.replace(
       self, distribution=dataclasses.replace(self.distribution, temperature=kept)
@@ -118,7 +118,7 @@ _Carry = tuple[jax.Array, State, Decoded]  # (step of the loop, slots, decoded t
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
 def empty(config: model.ShapeConfig, spec: DecodeSpec, length: int) -> tuple[State, Prompts]:
-  """Return free slots with `length` cache positions each, and empty space for prompts."""
+  """Return free slots with `length` cache positions each, and room for prompts."""
   B = spec.slots
   zeros_B = jnp.zeros(B, jnp.int32)
   most_drafts = MOST_DRAFTS if spec.drafts == 'auto' else int(spec.drafts)
@@ -244,7 +244,7 @@ def draw(
   length_B: jax.Array,
   temperature: float,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-  """Draw each row's token number `length_B`; see `token_sampling.sample_token` and `decode`."""
+  """Draw each row's token at index `length_B`; see `token_sampling.sample_token` and `decode`."""
   logits_BV = logprobs.capped(matmul.logits(hidden_BD, unembedding), config.logit_cap)
   # Divide by the actual temperature. `sample_token` divides by 1: see `at_any_temperature`.
   logits_BV = logits_BV / temperature
@@ -267,7 +267,7 @@ def _with_token(
 def with_routes(
   state: State, routes_BTLC: jax.Array | None, is_new_BT: jax.Array
 ) -> jax.Array | None:
-  """Store the routes of each row's new tokens, the first of them at the row's position."""
+  """Store the routes of each row's new tokens, starting at the row's position."""
   kept_BSLC = state.routes_BSLC
   if kept_BSLC is None or routes_BTLC is None:
     return kept_BSLC
@@ -280,7 +280,7 @@ def with_routes(
 def _read_or_written(
   forced: Forced | None, time: jax.Array, token_B: jax.Array, live_B: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-  """Return each row's next token, and a mask of the rows that sampled theirs."""
+  """Return each row's next token, and a mask of the rows whose token was sampled."""
   if forced is None:
     return token_B, live_B
   is_forced_B = time < forced.count_B
@@ -288,7 +288,7 @@ def _read_or_written(
 
 
 def for_hosts(decoded: _Decoded) -> _Decoded:
-  """Replicate arrays, so that every host can read them."""
+  """Replicate arrays so that every host can read them."""
   return jax.tree.map(lambda x: sharding.constrain(x, (None,) * x.ndim), decoded)
 
 
@@ -316,7 +316,7 @@ def padded_unembedding(config: model.ShapeConfig, params: model.Params) -> jax.A
 
 
 def nothing_decoded(state: State, N: int = TOKENS_PER_SYNC) -> Decoded:
-  """Return a `Decoded` without tokens, with room for N tokens per row."""
+  """Return an empty `Decoded` with room for N tokens per row."""
   B = len(state.live_B)
   return Decoded(
     tokens_NB=jnp.zeros((N, B), jnp.int32),

@@ -1,12 +1,12 @@
-"""Exact drafts: decoding several tokens per row and pass (`rollout.drafts`).
+"""Exact drafts: decoding several tokens per row per pass (`rollout.drafts`).
 
 A token is a function of the logits and of noise that depends only on seed, step, question, sample
 and position. A pass over a row's next token and k drafted tokens draws a token after each of them,
 and therefore produces the same tokens as decoding one at a time. At the first draft that differs
-from its draw, the draw is used, and later drafts are discarded. Drafts are copied from texts with
+from its draw, the draw is used, and later drafts are discarded. Drafts are copied from texts for
 the same question: the row's prompt and response, responses in other slots, and past responses.
 
-Shape letters as in decode_loop.py; T for the drafts and the token before them, R texts, M texts
+Shape letters as in decode_loop.py, plus T drafts and the token before them, R texts, M texts
 that a row drafts from, X last tokens of a row.
 """
 
@@ -159,7 +159,7 @@ def _drawn(
   state: State,
   ahead: int,
 ) -> _Draws:
-  """Draw a token after each hidden state; each row's first draw is number length_B + ahead."""
+  """Draw a token after each hidden state; each row's first draw has index length_B + ahead."""
   B, T, D = hidden_BTD.shape
   hidden_MD = hidden_BTD.reshape(B * T, D)
   key_M = jax.random.wrap_key_data(jnp.repeat(state.key_BX, T, axis=0))

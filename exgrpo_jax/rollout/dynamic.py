@@ -135,16 +135,17 @@ def metrics(rollout: RolloutSetup, trained: GradedGroups) -> dict[str, float]:
 def merged(rounds: Sequence[tuple[float, Mapping[str, float]]]) -> dict[str, float]:
   """Merge the sampler's metrics from several rounds, given as (tokens generated, metrics).
 
-  Takes the maximum of '*_max' metrics, adds up environment times and counts, and averages all other
-  metrics, weighted by tokens.
+  Takes the maximum of '*_max' metrics, adds up environment times and counts (whatever the counts'
+  names), and averages all other metrics, weighted by tokens.
   """
   found = dict[str, float]()
   for name in dict.fromkeys(name for _, measured in rounds for name in measured):
     weights, numbers = zip(*((tokens, one[name]) for tokens, one in rounds if name in one))
-    if name.endswith('_max'):
-      found[name] = max(numbers)
-    elif name.startswith('environment/') and not name.endswith('_mean'):
+    kind, _, rest = name.partition('/')
+    if kind == 'environment' and rest not in ('turns_mean', 'turns_max', 'tokens_mean'):
       found[name] = sum(numbers)
+    elif name.endswith('_max'):
+      found[name] = max(numbers)
     else:
       found[name] = float(np.average(numbers, weights=weights if sum(weights) else None))
   return found

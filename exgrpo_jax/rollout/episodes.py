@@ -5,11 +5,11 @@ messages are rendered the way the chat template renders them after a turn, and t
 appended.
 
 A slot is freed at the end of each turn. Once the environment has answered, the episode queues for
-another slot, ahead of all requests that have not begun. More episodes than slots can therefore be
+another slot, ahead of all requests that have not started. More episodes than slots can therefore be
 in flight, and slots keep decoding while environments work. Samples depend only on the request and
 the position, not on the order in which environments answer. If this order would decide which
-responses a step trains on, or could differ between hosts, answers are instead processed in the
-order of their turns. The engine then waits for each answer a fixed number of syncs after its turn.
+responses a step trains on, or could differ between hosts, answers are processed in turn order
+instead. The engine waits for an answer once a fixed number of syncs have passed since its turn.
 """
 
 import collections
@@ -90,7 +90,7 @@ class _Episode:
 
 
 class _Play:
-  """The episodes of one `generate` call. Each turn is a row of the engine."""
+  """The episodes of one `generate` call. Each turn is a row in the engine."""
 
   def __init__(self, sampler: EpisodeSampler, on_finish: OnFinish) -> None:
     self._sampler, self._on_finish = sampler, on_finish
@@ -115,7 +115,7 @@ class _Play:
     return self._next_turn(self.episodes[-1])
 
   def turn_written(self, row: int, response: Response) -> None:
-    """Record a finished turn. If this host runs the environment, also send it the turn."""
+    """Record a finished turn. If this host runs the environment, also send the turn to it."""
     episode, tokenizer = self._of_row[row], self._sampler.tokenizer
     self._keep(episode, response)
     episode.last = row
@@ -180,7 +180,7 @@ class _Play:
     return [self._next_turn(episode) for episode in episodes if not episode.response.is_complete]
 
   def _due(self, last_sync: int, is_idle: bool) -> list[Answer]:
-    """Wait for answers to turns that ended by `last_sync`; if idle, at least to the oldest ones."""
+    """Await answers to turns that ended by `last_sync`; if idle, await at least the oldest ones."""
     oldest = next(iter(self._asked_at.values()), 0) if is_idle else 0
     due = [key for key, sync in self._asked_at.items() if sync <= max(last_sync, oldest)]
     own = [key for key in due if self._waiting[key].is_own]

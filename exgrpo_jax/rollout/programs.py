@@ -104,8 +104,8 @@ def decoded_in(
 ) -> Iterator[tuple[Span, np.ndarray]]:
   """Yield each span, and the length of each response after the span, in tokens: int [N].
 
-  `lengths_N` are the final lengths of the responses in queue order, and `begun_N` their lengths at
-  the start; complete responses get no slot. Each prompt has `prompt` tokens. Attention reads
+  `lengths_N` are the final lengths of the responses in queue order, and `begun_N` are their lengths
+  at the start; complete responses get no slot. Each prompt has `prompt` tokens. Attention reads
   `block` cache positions at a time; even a free slot costs one block. With `to_the_end`, once the
   queue is empty, a span ends early only when all rows have finished.
   """
@@ -221,7 +221,7 @@ def of_engine(
 ) -> Iterator[Program]:
   """Yield the programs of `SlotEngine.generate`.
 
-  `params` are in the decode layout and may be shapes. `made` is the work of some steps, used to
+  `params` are in the decode layout and may be shapes. `made` is the work of several steps, used to
   compute how often each program runs in an average step. `only_longest` leaves out programs for
   shorter caches or fewer slots.
   """

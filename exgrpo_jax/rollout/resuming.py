@@ -5,7 +5,7 @@ decoding continues from there. Rows are packed into sequences of two lengths (se
 
 The first `spec.parked` episodes of a call instead keep their caches between turns, so a later turn
 reads only the observation, token by token, while other slots keep decoding. Timing must not decide
-which episodes these are, because the rounding of a cache depends on how the cache was computed.
+which episodes these are, because a cache's rounding depends on how the cache was computed.
 
 Shape letters as in decode_loop.py, but P counts packed sequences of T tokens each.
 """

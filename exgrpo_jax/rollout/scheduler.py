@@ -3,8 +3,8 @@
 A row's samples depend only on its request, not on the other rows. So slot assignment, order and
 refills affect only rounding: a draw close to a boundary may flip if a logit changes by an ulp.
 
-The device runs `decode_loop.decode` until some rows have finished, in parts of several seconds
-(`_Pace`). The host then collects the finished responses and inserts the next prompts into the free
+The device runs `decode_loop.decode` in parts of several seconds (`_Pace`) until some rows have
+finished. The host then collects the finished responses and inserts the next prompts into the free
 slots. Each prompt is prefilled in advance, once for all its samples (`slots.Prefilled`). The
 host bases its decisions on small arrays that are identical on every host.
 

@@ -210,7 +210,7 @@ def weights(
 ) -> list[np.ndarray]:
   """Compute f(w) for the tokens of each row, as in the loss: float32 arrays [T].
 
-  `logps` are the current log-probabilities, and `past` the log-probabilities under the policy in
+  `logps` are the current log-probabilities. `past` are the log-probabilities under the policy in
   the denominator of the ratio w. Both are in nats.
   """
   if not logps:

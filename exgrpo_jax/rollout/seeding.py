@@ -88,7 +88,7 @@ def read(path: str) -> Iterator[Trace]:
   for place, values in _rows(path):
     tokens = _numbers(values.get(_TOKENS), _TOKENS, place)
     if tokens is not None and not np.issubdtype(tokens.dtype, np.integer):
-      raise InputError(f'{place}: {_TOKENS} contains fractions. Use integer token ids.')
+      raise InputError(f'{place}: {_TOKENS} contains non-integer values. Use integer token ids.')
     logp = _numbers(values.get(_LOGP), _LOGP, place)
     lowest = np.finfo(np.float32).min
     if logp is not None and not np.all(is_valid := (logp <= 0) & (logp >= lowest)):  # nor NaN

@@ -40,7 +40,7 @@ class RolloutConfig:
   drafts: str = setting(
     '0',
     drafts.CHOICES,
-    'tokens drafted per row and decoding pass, copied from the row itself or from other responses '
+    'tokens drafted per row per decoding pass, copied from the row itself or from other responses '
     'to the question. Drafts speed up sampling and affect responses only through rounding; auto '
     'chooses a number that suits the number of slots and the platform',
   )

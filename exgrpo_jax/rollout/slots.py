@@ -381,7 +381,7 @@ def batches(
 
 
 def prefill_lengths(max_prompt: int) -> list[int]:
-  """Return the lengths to pad to: a quarter, a half (unless too short) and all of `max_prompt`."""
+  """Return the lengths to pad to: `max_prompt` and, unless too short, a quarter and half of it."""
   parts = [-(-max_prompt // divisor) for divisor in (4, 2)]
   return [*(length for length in parts if length >= SHORTEST_PREFILL), max_prompt]
 

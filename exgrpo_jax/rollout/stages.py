@@ -184,7 +184,7 @@ def generate(
   submit: Submit,
   aim: partial.Round = partial.WHOLE_STEP,
 ) -> tuple[list[list[Response]], dict[str, float]]:
-  """Generate each group's fresh responses, K or, with replay, K - 1. Also returns metrics.
+  """Generate each group's fresh responses: K, or K - 1 with replay. Also returns metrics.
 
   With partial rollouts, generation stops as soon as the step can train, so some responses may be
   incomplete or still empty. `params` are in the decode layout (`model.decode_layout`).
@@ -412,9 +412,9 @@ def pick_replays(
   """Pick and score a trajectory for each replayed question; both are None for fresh questions.
 
   The default is the trajectory with the lowest mean token entropy under the current policy; ties
-  go to the oldest. A question's only candidate is also scored, because the step records its scores;
-  this costs a forward pass over few rows. Without `objective.importance_correction`, the current
-  policy's log-probabilities replace the picked trajectory's. The buffer is not modified.
+  go to the oldest. A lone candidate is scored too, because the step records its scores; this costs
+  a forward pass over a few rows. Without `objective.importance_correction`, the current policy's
+  log-probabilities replace the picked trajectory's. The buffer is not modified.
   """
   rule, stored = rollout.replay_config.trajectory_selection, plan.candidates
   if rule == 'valid_steps':

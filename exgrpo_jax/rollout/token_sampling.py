@@ -55,7 +55,7 @@ def sample_token(
   0 picks the most probable token; both values are then computed at temperature 1. Sampling uses one
   uniform to choose a block of the vocabulary, and another to choose a token in this block.
 
-  `logits_BV` is float32, `uniform_B2` float32 in [0, 1). `vocab_size` is the number of real tokens,
+  Both arrays are float32, and `uniform_B2` is in [0, 1). `vocab_size` is the number of real tokens,
   V by default; further columns are padding (see `padded_size`).
 
   Returns:

@@ -292,13 +292,13 @@ def _changes(values: ConfigDict, workdir: str) -> tuple[list[str], list[str]]:
 def has_begun(workdir: str) -> bool:
   """Return True if a run has finished a step in the workdir, or exported a policy."""
   folder = pathlib.Path(workdir)
-  if not (folder / 'config.json').exists():
+  if not exists(folder / 'config.json'):
     return False
-  if (folder / 'export').exists() or _has_checkpoints(workdir):
+  if exists(folder / 'export') or _has_checkpoints(workdir):
     return True
   metrics = folder / 'metrics.jsonl'
   # Step 0 is the evaluation before the first step. Damaged lines count as steps, to be safe.
-  return metrics.exists() and any(
+  return exists(metrics) and any(
     line.strip() and not re.search(r'"step": 0\b', line)
     for line in metrics.read_text('utf-8', errors='replace').splitlines()
   )
@@ -306,7 +306,20 @@ def has_begun(workdir: str) -> bool:
 
 def _has_checkpoints(workdir: str) -> bool:
   folder = pathlib.Path(workdir, 'checkpoints')
-  return folder.exists() and any(path.name.isdigit() for path in folder.iterdir())
+  return exists(folder) and any(path.name.isdigit() for path in folder.iterdir())
+
+
+def exists(path: pathlib.Path) -> bool:
+  """Return whether the path exists. Raises OSError if the file system cannot tell.
+
+  From Python 3.14 on, `Path.exists` returns False in this case, and a run whose disk fails for a
+  moment would look like a run that has not begun.
+  """
+  try:
+    path.stat()
+  except (FileNotFoundError, NotADirectoryError):
+    return False
+  return True
 
 
 def release_workdir(values: ConfigDict, workdir: str) -> None:

@@ -44,7 +44,7 @@ class Program:
 
 
 class Failure(NamedTuple):
-  """The reason why a request has no reply."""
+  """The reason why a request got no reply."""
 
   outcome: str  # one of datatypes.FAILURES
   reason: str
@@ -154,7 +154,7 @@ class Worker:
     return self._process.receive(now + seconds)
 
   def drop(self) -> None:
-    """Kill the process. The next request starts another."""
+    """Kill the process. The next request starts a new one."""
     with self._lock:
       process, self._process = self._process, None
     if process is not None:
@@ -174,7 +174,7 @@ class Worker:
       process.close()
 
   def _first_reply(self, process: WorkerProcess) -> dict[str, Any]:
-    """Wait for a process's first reply, and print its progress meanwhile."""
+    """Wait for a process's first reply, printing progress in the meantime."""
     started, self._trying, timeout = time.monotonic(), {}, self._program.timeout
     while True:
       try:

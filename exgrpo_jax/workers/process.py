@@ -20,7 +20,7 @@ from exgrpo_jax.workers.server import MAX_REPLY
 class WorkerProcess:
   """A process and the socket to it.
 
-  `send` and `receive` wait until a deadline, a value of time.monotonic(). They raise
+  `send` and `receive` wait until a deadline, given as a time.monotonic() value. They raise
   TimeoutError at the deadline, and EOFError with the exit status if the process is dead.
   """
 

@@ -35,7 +35,7 @@ Load = Callable[[Mapping[str, Any], Say], tuple[Reply, Callable[[Any], Reply]]]
 
 
 def serve(load: Load) -> None:
-  """Answer requests until the socket is closed or the parent ends."""
+  """Answer requests until the socket is closed or the parent exits."""
   # Standard input is the socket. Duplicate the socket, then make standard input empty.
   requests, replies = os.fdopen(os.dup(0), 'rb'), os.fdopen(os.dup(0), 'wb', 0)
   os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
@@ -71,7 +71,7 @@ def serve(load: Load) -> None:
 def _line(value: Reply) -> bytes:
   line = json.dumps(value).encode() + b'\n'
   if len(line) > MAX_REPLY:
-    raise ValueError(f'the reply has {len(line):,} bytes, but only {MAX_REPLY:,} are allowed')
+    raise ValueError(f'the reply is {len(line):,} bytes long, but the limit is {MAX_REPLY:,}')
   return line
 
 

@@ -33,7 +33,7 @@ _NEEDED = {
     'return a Judgement for any response'
   ),
   'environment.name': (
-    "'package.module:Class', such as exgrpo_jax.environments.toys:Guess. The class is created "
+    "'package.module:Class', such as exgrpo_jax.environments.toys:Guess. The class is instantiated "
     'without arguments, or with config.environment.tools if there are tools'
   ),
   'environment.tools': (
@@ -63,7 +63,7 @@ def awaited(result: Any) -> Any:
 
 @functools.cache
 def _runner() -> Any:
-  """Make the one event loop, because async functions may keep their connections."""
+  """Create the only event loop; async functions may keep connections open between calls."""
   import asyncio  # takes a tenth of a second, and workers must start instantly
 
   return asyncio.Runner()

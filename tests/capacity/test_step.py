@@ -200,6 +200,11 @@ def test_the_report_shows_the_gain_from_partial_rollouts_and_drafts(whole, capsy
   assert both[0] == 'config.rollout.partial=True and config.rollout.drafts=3'
 
 
+def test_a_program_that_does_not_fit_has_room_for_no_slots(whole, capsys):
+  examination._print_cache(whole, {'decode': 3.0 * 2**30}, limit=1.0 * 2**30)
+  assert 'up to about 0 slots' in capsys.readouterr().out
+
+
 def test_the_report_adds_up(whole, capsys):
   estimate = estimated(whole)
   config = dataclasses.replace(whole.config, num_steps=7200)

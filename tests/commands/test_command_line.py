@@ -41,6 +41,10 @@ def test_commas_in_brackets_are_part_of_a_data_spec(given, specs):
   assert command_line._Specs().parse(given) == specs
 
 
+def test_a_value_may_begin_with_a_dash_that_is_not_ascii():
+  command_line._check_names(['--prompt', '— why is 2+2=4?'])
+
+
 @pytest.mark.full
 @pytest.mark.parametrize(
   'command',

@@ -21,9 +21,11 @@ from exgrpo_jax.experiment import experiment, policies
 from exgrpo_jax.experiment.experiment import load_questions, open_experiment, parse_config
 from exgrpo_jax.grading import programs
 from exgrpo_jax.grading.verifier import judge
+from exgrpo_jax.policy import sharding
 from exgrpo_jax.reporting import messages, metrics
 from exgrpo_jax.rollout import stages
 from exgrpo_jax.rollout.scheduler import SlotEngine
+from exgrpo_jax.runtime import hub
 from exgrpo_jax.training import session
 from tests.helpers import decoding, recording, tiny
 from tests.helpers.paths import CHECKPOINTS
@@ -213,6 +215,21 @@ def test_a_run_is_sampled_without_the_functions_that_only_its_config_file_has(co
   for refused in (changed, overridden(values, {'objective.shaping': 'theirs'})):
     with pytest.raises(InputError, match='must be one of'):
       parse_config(refused)
+
+
+def test_each_compared_policy_is_evaluated_with_its_own_commits(tmp_path, monkeypatch):
+  for name in 'ab':
+    (tmp_path / name).mkdir()
+    (tmp_path / name / 'config.json').write_text('{}')
+    (tmp_path / name / 'hub.json').write_text(json.dumps({'models/me/base': name * 40}))
+  hub.recall(str(tmp_path / 'b'))  # the second policy was opened last
+  used = []
+  monkeypatch.setattr(scores, 'evaluate', lambda *_: (used.append(dict(hub._recorded)), ()))
+  mesh = sharding.make_mesh(sharding.TrainingConfig(data=1, fsdp=-1, tensor=1))
+  experiment = types.SimpleNamespace(meshes=types.SimpleNamespace(training=mesh))
+  for name in 'ab':
+    scores.of_one(types.SimpleNamespace(path=str(tmp_path / name)), experiment, (), '')
+  assert used == [{'models/me/base': name * 40} for name in 'ab']
 
 
 def test_an_error_in_the_second_policy_is_found_before_the_first_is_evaluated(

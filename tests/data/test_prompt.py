@@ -203,8 +203,8 @@ def test_qwen3_prompts_have_the_same_tokens_as_in_transformers(keywords, folder)
     (THINKING, 'thinking', 'does not use it. The template uses enable_thinking. Remove'),
     (LLAMA, 'system', 'does not use it. The template uses date. Remove'),  # it sets `system` itself
     (LLAMA, 'raise_exception', 'does not use it'),
-    (LLAMA, 'messages', 'every prompt passes this argument already. The template uses date.'),
-    (LLAMA, 'bos_token', 'every prompt passes this argument already'),
+    (LLAMA, 'messages', 'this argument is already set for every prompt. The template uses date.'),
+    (LLAMA, 'bos_token', 'this argument is already set for every prompt'),
     (None, 'system', 'does not use it. The template uses no keyword arguments.'),
   ],
 )

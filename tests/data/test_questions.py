@@ -124,7 +124,7 @@ def test_prompts_up_to_the_limit_are_kept(lengths, overlong, kept):
 @pytest.mark.parametrize(
   ('overlong', 'lengths', 'message'),
   [
-    ('refuse', [3, 6, 7], r'^x: the prompt of row 1 has 6 tokens, and 2 of 3 .* 5\. .*overlong='),
+    ('refuse', [3, 6, 7], r'^x: the prompt of row 1 is 6 tokens long, .*2 of 3 .* 5\. .*overlong='),
     ('drop', [6, 7], r'no prompt is within the limit of 5 tokens .*shortest'),
   ],
 )

@@ -180,7 +180,7 @@ def test_a_folder_with_settings_that_a_sentencepiece_model_lacks_is_refused(tmp_
   (tmp_path / 'generation_config.json').write_text('{}')  # exports contain this file
   assert tokenizer.load(tmp_path).eos_ids == (1,)
   (tmp_path / name).write_text('{}')
-  with pytest.raises(InputError, match=rf'{name} applies only to a tokenizer\.json, .*Write one'):
+  with pytest.raises(InputError, match=rf'{name} applies only to a tokenizer\.json, .*Create one'):
     tokenizer.load(tmp_path)
   assert tokenizer.load(tmp_path / 'tokenizer.model').eos_ids == (1,)
 

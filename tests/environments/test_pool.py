@@ -169,7 +169,7 @@ def test_a_question_whose_prompt_is_too_long_is_refused_or_dropped(overlong):
   )
   data = QuestionSet('game', Rows(range(3)), [])
   if overlong == 'refuse':
-    with pytest.raises(InputError, match='the prompt of row 1 has 3 tokens'):
+    with pytest.raises(InputError, match='the prompt of row 1 is 3 tokens long'):
       pool.begun(data, held, tokenizer, None, 2, overlong)
     return
   kept = pool.begun(data, held, tokenizer, None, 2, overlong)

@@ -191,6 +191,9 @@ def test_the_text_after_a_colon_is_the_argument_of_get_config(tmp_path, monkeypa
   with pytest.raises(InputError, match=r"mine\.py:6: ValueError: invalid literal .* 'x'"):
     config_files.load('mine.py:x')
   path = config_files.config_path('one_gpu:math,24gb')
+  with pytest.raises(InputError) as raised:
+    config_files.load(config_files.config_path('one_gpu:foo'))
+  assert 'A config is a Python file' not in str(raised.value)  # it is; only the choice is wrong
   assert path.endswith('configs/one_gpu.py:math,24gb')
   assert config_files.portable_config(path) == 'one_gpu:math,24gb'
 

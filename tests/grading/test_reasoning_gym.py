@@ -135,6 +135,12 @@ def test_import_time_does_not_count_toward_the_time_limit(tmp_path, monkeypatch)
     known = functools.partial(dict, entry=entry('coin_flip', '0.5'))
     (verdict,) = grader.grade([r'\boxed{0.5}'], ['0.5'], [reasoning_gym.KIND], [known])
   assert verdict.outcome == 'correct', verdict
+  monkeypatch.setattr(pool, 'START_TIMEOUT', 1.0)
+  with (
+    pool.Grader(config, verifier.ANYTHING) as grader,
+    pytest.raises(InputError, match='importing this package in a worker took longer than 1 s'),
+  ):
+    grader.grade([r'\boxed{0.5}'], ['0.5'], [reasoning_gym.KIND], [known])
 
 
 def test_a_worker_imports_the_package_only_when_needed():

@@ -267,7 +267,7 @@ def test_missing_weights_and_an_unwritable_cache_are_refused(tmp_path, cache):
   with pytest.raises(InputError, match=r'no tensor token_embd\.weight\. The file must contain a'):
     gguf_file.gguf_folder(path)
   cache.write_text('a file')
-  with pytest.raises(InputError, match=r'cannot be written to .*\. Set HF_HOME to another'):
+  with pytest.raises(InputError, match=r'cannot be written to .*\. Set HF_HOME to a different'):
     gguf_file.gguf_folder(gguf_files.write(tmp_path / 'good.gguf', LLAMA))
 
 

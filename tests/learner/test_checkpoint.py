@@ -18,7 +18,7 @@ from absl import logging
 
 from exgrpo_jax.datatypes import Cursor
 from exgrpo_jax.errors import InputError
-from exgrpo_jax.learner import buffer_files, checkpoint, optimizer
+from exgrpo_jax.learner import buffer_files, checkpoint, optimizer, storage
 from exgrpo_jax.learner.optimizer import TrainState
 from exgrpo_jax.policy import model, sharding
 from tests.helpers import tiny
@@ -203,7 +203,7 @@ def test_if_all_checkpoints_are_damaged_an_error_is_raised_and_none_is_moved(wor
 
 def test_a_checkpoint_in_another_format_is_refused_but_not_reported_as_damaged(workdir, like):
   change_sums(workdir / 'checkpoints' / '5', lambda sums: sums.pop('format'))
-  assert_refused(workdir, like, r'checkpoints/5 was written by another version .* format 1,')
+  assert_refused(workdir, like, r'checkpoints/5 was written by a different version .* format 1,')
 
 
 @pytest.fixture
@@ -336,7 +336,7 @@ FULL, FAILED = 'the disk is full', 'the disk failed'
     *[(os_error(number), FAILED) for number in (errno.EIO, errno.EROFS)],
     (ValueError(f'INTERNAL: {"x" * 1000}: Input/output error [5]'), FAILED),
     (behind(os_error(errno.EIO)), FAILED),
-    (os_error(errno.EMFILE), "the process has as many open files as the system's limit allows"),
+    (os_error(errno.EMFILE), "the process has reached the system's limit on open files"),
   ],
 )
 def test_a_full_or_failing_disk_is_reported_with_the_complete_checkpoints(
@@ -390,3 +390,13 @@ def test_space_for_a_checkpoint_is_printed_and_too_little_is_refused(tmp_path, m
   with pytest.raises(InputError, match=message) as refused:
     checkpoint.check_space(str(tmp_path), state)
   assert refused.value.status == 1
+
+
+def test_a_folder_that_cannot_be_read_is_not_taken_for_a_run_without_checkpoints(
+  tmp_path, monkeypatch
+):
+  monkeypatch.setattr(storage, 'WAITS', ())
+  assert checkpoint.steps(str(tmp_path)) == []
+  (tmp_path / 'checkpoints').symlink_to('checkpoints')  # reading fails; os.path.exists is False
+  with pytest.raises(InputError, match=r'checkpoints could not be read .*symbolic links'):
+    checkpoint.steps(str(tmp_path))

@@ -89,7 +89,7 @@ def test_without_a_mesh_in_context_the_error_says_what_is_missing():
     'sharding.per_shard': lambda: sharding.per_shard(jnp.sin, [('batch', None)], ('batch', None)),
   }
   for name, call in calls.items():
-    message = re.escape(f'{name} needs a mesh: call inside `with jax.set_mesh(mesh)`.')
+    message = re.escape(f'{name} needs a mesh: call it inside `with jax.set_mesh(mesh)`.')
     with without_mesh(), pytest.raises(RuntimeError, match=message):
       call()
 

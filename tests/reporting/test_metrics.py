@@ -51,6 +51,17 @@ def test_a_resumed_run_drops_the_records_of_steps_that_it_repeats(tmp_path):
   ]
 
 
+def test_an_evaluation_that_a_full_disk_cut_off_is_dropped(tmp_path):
+  folder = tmp_path / 'evaluation'
+  folder.mkdir()
+  metrics.append_evaluation(str(folder), {'step': 4, 'data': 'first'})
+  with open(folder / 'evaluations.jsonl', 'a') as file:
+    file.write('{"step": 4, "da')
+  assert [one['data'] for one in metrics.read_evaluations(tmp_path, 4)] == ['first']
+  metrics.append_evaluation(str(folder), {'step': 4, 'data': 'second'})
+  assert [one['data'] for one in metrics.read_evaluations(tmp_path, 4)] == ['first', 'second']
+
+
 def test_an_incomplete_last_line_is_dropped(tmp_path):
   write_steps(tmp_path, 0, range(2), 0.0)
   with open(tmp_path / 'metrics.jsonl', 'a') as file:

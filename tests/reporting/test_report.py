@@ -246,6 +246,7 @@ def serve():
           return response.status, response.read().decode()
 
       ask.url = 'http://{}:{}/'.format(*server.server_address)
+      ask.server = server
       return ask
 
     yield start
@@ -292,6 +293,19 @@ def test_a_served_run_waits_continues_is_reset_and_ends(growing, serve, tmp_path
   assert news_of(ask, version)['states'][0][0] == 'waiting' and not news_of(ask, version)['page']
   (growing.folder / 'metrics.jsonl').write_text('{}\n')
   assert 'metrics.jsonl:1' in news_of(ask, version)['states'][0][1]
+
+
+def test_a_page_is_not_served_before_its_parts(growing, serve, monkeypatch):
+  ask, pages, pack = serve(growing.folder), [], contents.pack
+
+  def observed(part):
+    pages.append(ask.server._page)
+    return pack(part)
+
+  monkeypatch.setattr(contents, 'pack', observed)
+  before = ask.server._page
+  ask.server.refresh()
+  assert pages == [before] * len(PARTS) and ask.server._page['version'] != before['version']
 
 
 def test_a_server_answers_only_get_for_its_own_paths_and_host(growing, serve):

@@ -250,10 +250,14 @@ def test_the_metrics_of_rounds_are_merged(monkeypatch):
     (10, {'rollout/slots_busy': 0.9, 'environment/turns_max': 3, 'environment/seconds': 1.0}),
     (0, {}),
   ]
+  for _, measured in rounds[:2]:  # an environment's own counts are summed, whatever their names
+    measured |= {'environment/hints_max': 2, 'environment/hits_mean': 1}
   expected = {
     'rollout/slots_busy': pytest.approx(0.6),
     'environment/turns_max': 4,
     'environment/seconds': 3.0,
+    'environment/hints_max': 4,
+    'environment/hits_mean': 2,
   }
   assert dynamic.merged(rounds) == expected
   # A round's weight is the number of tokens that it has generated: two in each response.

@@ -220,7 +220,7 @@ GOOD = {'question': 'q', 'response': 'r'}
       id='assistant',
     ),
     pytest.param(GOOD | {'tokens': []}, r'tokens=\[\]: this is not a list of', id='no_tokens'),
-    pytest.param(GOOD | {'tokens': [1.5]}, r'tokens contains fractions', id='fractions'),
+    pytest.param(GOOD | {'tokens': [1.5]}, r'tokens contains non-integer values', id='fractions'),
     pytest.param(GOOD | {'tokens': ['a']}, r"tokens=\['a'\]: this is not a list of", id='texts'),
     pytest.param(GOOD | {'tokens': [[1], [1, 2]]}, r'not a list of numbers', id='nested'),
     pytest.param(GOOD | {'logp': [0.1]}, r'logp contains 0\.1', id='logp'),

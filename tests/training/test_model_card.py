@@ -65,7 +65,9 @@ def test_the_card_includes_unwritten_scores_and_scores_of_the_evaluate_command(c
   sampling = {'temperature': 0.5, 'top_k': 0, 'top_p': 0.9}
   line = {'step': 3, **sampling, 'scores': BASE | {'eval/sums/questions': 8.0}}
   lines = [line, line | {'step': 4}]
-  (workdir / 'evaluation' / 'evaluations.jsonl').write_text('\n'.join(map(json.dumps, lines)))
+  (workdir / 'evaluation' / 'evaluations.jsonl').write_text(
+    ''.join(f'{json.dumps(x)}\n' for x in lines)
+  )
   known = {'eval/new/pass@1': 0.5, 'eval/new/questions': 9.0}
   # There is no evaluation before step 1, and one after step 2 does not count.
   (workdir / 'metrics.jsonl').write_text(

@@ -74,7 +74,7 @@ def test_a_reply_that_is_too_long_is_an_error_and_the_worker_continues():
   with of_echoes() as submit:
     short, long, after = submit('long 1000000', 'long 1100000', 'after')()
   assert short.pid == after.pid and short.pid
-  assert re.match(r'ValueError: the reply has 1,100,\d{3} bytes, but only 1,048,576', long.reason)
+  assert re.match(r'ValueError: the reply is 1,100,\d{3} bytes long, .* 1,048,576', long.reason)
 
 
 def test_a_stopped_worker_that_reads_nothing_times_out(opened):

@@ -175,8 +175,8 @@ def style(question_text: str, response: str) -> str:
   """Return a response's style, one of STYLES. Only the form matters, not correctness.
 
   'written' applies one term per step; 'skipped' applies several in at least one step. Both must
-  apply all of the question's terms in order. 'guess' is only a box. A response with other text,
-  other terms, another order or no box is 'other'.
+  apply all of the question's terms in order. 'guess' is only a box. A response with extra text,
+  different terms, a different order or no box is 'other'.
   """
   reading = _read(question_text, response)
   if not reading:
@@ -203,7 +203,7 @@ def valid_steps(question_text: str, response: str) -> bool:
 
 
 def _read(question_text: str, response: str) -> _Reading | None:
-  """Parse a response, or return None if it has another form or the question isn't a chain."""
+  """Parse a response, or return None if it has a different form or the question isn't a chain."""
   question = _CHAIN.fullmatch(question_text.strip())
   reading = read_steps(response, _STEP)
   if not question or not reading:

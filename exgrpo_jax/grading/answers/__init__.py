@@ -10,8 +10,8 @@ From text to verdict:
   equality     compares two answers as written and, if they differ, by their readings
 
 These modules build on tree, which defines trees and readings; number and quantity, which evaluate
-and compare trees; operators, which also handles products whose order matters; and units. The module
-description describes a reading in words. Sets are compared in sets, and expressions for which
-evaluation is inconclusive in identity, with sympy's polynomials. sympy only receives trees; text
-from a model is never evaluated as code.
+and compare trees; operators, which also handles products whose order matters; and units.
+`description` describes a reading in words. `sets` compares sets, and `identity` uses sympy's
+polynomials to compare expressions for which evaluation is inconclusive. sympy only receives trees;
+text from a model is never evaluated as code.
 """

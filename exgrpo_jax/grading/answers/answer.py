@@ -124,7 +124,7 @@ def _read_numeral(text: str) -> Reading | None:
 
 
 def _read_time(text: str) -> Reading | None:
-  """Read a 12-hour time such as '3 pm' or '3:00 pm'; None for anything else."""
+  """Read a 12-hour time such as '3 pm' or '3:00 pm'; return None for anything else."""
   match = _TIME.fullmatch(strip_wrappers(text))
   if not match or not 1 <= int(match[1]) <= 12:
     return None

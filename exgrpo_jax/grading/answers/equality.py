@@ -97,7 +97,7 @@ def strip_delimiters(text: str) -> str:
 
 
 def _chosen_letter(given: str) -> str | None:
-  """Return C for 'C', 'c', '(C)', 'C.' or 'C. 45 degrees'; None unless one letter is chosen."""
+  """Return C for 'C', 'c', '(C)', 'C.' or 'C. 45 degrees'; None if no single letter is chosen."""
   match = _CHOSEN.fullmatch(answer.strip_wrappers(normalize_spelling(given)).strip('*{} '))
   if not match:
     return None
@@ -427,7 +427,7 @@ def _same_collection(given: Reading, truth: Reading) -> bool:
 
 
 def _same_point(named: Reading, group: Reading) -> bool:
-  """Return True if a call, such as P(2, 3), is a point's name and its coordinates in the group."""
+  """Return True if a call such as P(2, 3) is a point whose coordinates match the group."""
   if named[1][0] != 'call' or not named[1][1].isupper():
     return False
   coordinates = [('quantity', argument, '') for argument in named[1][2]]

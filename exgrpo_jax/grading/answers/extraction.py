@@ -123,7 +123,7 @@ def extract(response: str, require: Collection[str] = ()) -> str | None:
 
   The answer is the last box and the boxes joined to it (read_boxes). An unclosed box, as in a
   truncated response, is not an answer. Without a box, the answer is the first of these that exists:
-  text after the last '####', text after the last 'answer is', the last number and its formula.
+  text after the last '####', text after the last 'answer is', the last number or its formula.
   """
   rest = solution(response, require)
   return None if rest is None else _answer(rest, _last_number)
@@ -167,7 +167,7 @@ def accepted_answers(truth: str) -> tuple[str, ...]:
 
 
 def _answer_in_sentence(truth: str) -> str | None:
-  """Extract 56 from 'The answer is 56.' or 'She has 56 apples left.'; None when in doubt."""
+  """Extract 56 from 'The answer is 56.' or 'She has 56 apples left.'; return None when in doubt."""
   if _ANSWER_IS.search(truth):
     return _stated_answer(truth)
   match = _TRUE_SENTENCE.fullmatch(truth) if len(truth) <= _MAX_SENTENCE else None
@@ -282,7 +282,7 @@ def _last_number(text: str) -> str | None:
 
 
 def _with_hedge(before: str, answer: str) -> str:
-  """Prepend 'or' or 'not' to an answer if the text before it ends in an 'or' or a denial."""
+  """Prepend 'or' or 'not' to an answer if the text before it ends with 'or' or a denial."""
   doubt = _DOUBT_BEFORE.search(before[-_HEDGE_WINDOW:])
   return f'{"not" if doubt["denial"] else "or"} {answer}' if doubt else answer
 

@@ -80,7 +80,7 @@ class Cursor:
     return self.peek().kind == 'number' and self.peek().text.isdecimal()
 
   def _expect(self, kind: str, text: str) -> None:
-    """Read the next token; raises UnreadableError if its kind or text differs."""
+    """Read the next token; raises UnreadableError unless it has this kind and text."""
     token = self._advance()
     if token.kind != kind or token.text != text:
       raise UnreadableError(f'expected {text!r}, not {token.text!r}')
@@ -238,7 +238,7 @@ class Grammar(Cursor, abc.ABC):
     return ('letters', ''.join(letters), tree) if is_word(''.join(letters)) else tree
 
   def _dashed(self) -> Tree | None:
-    """Read numbers or capitals joined by '-', or a date with '/'; None for anything else."""
+    """Read numbers or capitals joined by '-', or a date with '/'; return None otherwise."""
     start, end = self._at, self._end_of_item('number', 'word', '-', '/')
     texts = [token.text for token in self._tokens[start:end]]
     items, marks = texts[::2], set(texts[1::2])
@@ -359,7 +359,7 @@ class Grammar(Cursor, abc.ABC):
     return [*factors, factor]
 
   def _differential(self) -> Tree | None:
-    """Read the 'dx' of 'dy/dx'; None for anything else."""
+    """Read the 'dx' in 'dy/dx'; return None for anything else."""
     following = self._tokens[self._at : self._at + 2]
     if (
       len(following) < 2 or following[0].text not in ('d', 'partial') or following[1].kind != 'word'
@@ -368,7 +368,7 @@ class Grammar(Cursor, abc.ABC):
     return make_product([self._power(), self._power()])
 
   def _mixed_number(self, integer: Tree) -> Tree | None:
-    r"""Read the fraction of '1 1/2' or '1\frac{1}{2}' and add it to the integer; None otherwise."""
+    r"""Read the fraction in '1 1/2' or '1\frac{1}{2}' and add it to the integer, or return None."""
     kinds = ''.join(
       token.text if token.kind in ('mark', 'command') else token.kind[0]
       for token in self._tokens[self._at : self._at + 7]
@@ -398,7 +398,7 @@ class Grammar(Cursor, abc.ABC):
   # Units.
 
   def _measured(self, factors: Sequence[Tree]) -> list[Tree] | None:
-    """Read a multiplier or unit and add it to the factors; None if the next token is neither."""
+    """Read a multiplier or unit and add it to the factors; return None if there is neither."""
     kind, text, *_ = self.peek()
     may_be_unit = kind in ('text', 'word') and factors[-1][0] != 'unit'
     may_be_unit = may_be_unit and not symbols(tuple(factors))  # letters after letters are factors
@@ -416,17 +416,17 @@ class Grammar(Cursor, abc.ABC):
     return None
 
   def _with_smaller_unit(self, factors: Sequence[Tree]) -> Tree:
-    """Read the '30 minutes' of '1 hour 30 minutes' and add them to the hour."""
+    """Read the '30 minutes' in '1 hour 30 minutes' and add them to the hour."""
     smaller = [self._power()]
     while smaller[0][0] != 'unit' and (measured := self._measured(smaller)):
       smaller = measured
     total = joined_units((*factors, *smaller), is_list=False)
     if total is None:
-      raise UnreadableError('a number cannot follow another')
+      raise UnreadableError('a number cannot follow another number')
     return total
 
   def _letter_unit(self, factors: Sequence[Tree]) -> str | None:
-    """Read a unit that could be a variable, as in '5 m/s' and '20°C'; None for anything else."""
+    """Read a unit that could be a variable, as in '5 m/s' and '20°C'; return None otherwise."""
     token, start = self.peek(), self._at
     if len(factors) == 1 and factors[0][0] == 'number' and token.text == 'Omega' and token.spaced:
       return 'ohm' if self._ends_item(self._at + 1) and self._advance() else None

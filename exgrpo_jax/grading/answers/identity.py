@@ -302,7 +302,7 @@ def _generators(polynomial: Polynomial) -> set[int]:
 
 
 def _bits(polynomial: Polynomial) -> int:
-  """Return the bit length of the largest coefficient; 1 for 1 and -1."""
+  """Return the maximum of numerator bits + denominator bits - 1 over all coefficients."""
   parts = ((int(value.numerator), int(value.denominator)) for value in polynomial.values())
   return max((top.bit_length() + bottom.bit_length() - 1 for top, bottom in parts), default=1)
 

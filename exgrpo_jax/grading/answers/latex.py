@@ -231,7 +231,7 @@ class _Parser(Grammar):
     return 'call', f'{name}_{lower or ""}', (upper or ('number', Fraction(0)), self._factors())
 
   def _scripts(self, lower: Callable[[], Any]) -> tuple[Any, Tree | None]:
-    """Read a subscript, with `lower`, and a superscript, in any order; None for a missing one."""
+    """Read a subscript (using `lower`) and a superscript, in any order; a missing one is None."""
     subscript = superscript = None
     while mark := self._accept('_', '^'):
       if mark == '_':

@@ -1,7 +1,7 @@
 """Evaluation of expression trees.
 
-Rational numbers are evaluated exactly, other numbers to a given number of digits. All sizes are
-bounded; a number that is too large counts as undefined.
+Rational numbers are evaluated exactly; other numbers are evaluated to a given number of digits. All
+sizes are bounded; a number that is too large counts as undefined.
 """
 
 import functools

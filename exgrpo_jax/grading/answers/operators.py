@@ -220,7 +220,7 @@ def _norm(matrix: Matrix) -> Any:
 
 
 class _Algebra:
-  """Evaluator of trees as matrices; a number c becomes c times the identity."""
+  """Evaluator that represents trees as matrices; a number c becomes c times the identity."""
 
   def __init__(
     self, letters: frozenset[str], names: frozenset[str], are_transposed: bool, index: int

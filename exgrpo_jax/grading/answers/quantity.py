@@ -1,10 +1,10 @@
 """Values of expression trees, and comparison of two trees as quantities.
 
-Rational numbers are compared exactly, others to 100 digits, or to 600 if 100 are inconclusive.
-Expressions with unknowns are compared at several points. All sizes are bounded; a number that is
-too large has no value here. If values are inconclusive, algebra (identity.py) decides. Algebra can
-also overrule a match if there are unknowns in binomials, factorials, gcd, lcm or rounding, because
-such expressions may agree at all points by chance.
+Rational numbers are compared exactly. Other numbers are compared to 100 digits, or to 600 if 100
+are inconclusive. Expressions with unknowns are compared at several points. All sizes are bounded; a
+number that is too large counts as having no value. If values are inconclusive, algebra
+(identity.py) decides. Algebra can also overrule a match if there are unknowns in binomials,
+factorials, gcd, lcm or rounding, because such expressions may agree at all points by chance.
 """
 
 import zlib

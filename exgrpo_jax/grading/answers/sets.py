@@ -74,7 +74,7 @@ def _ends(reading: Reading) -> Iterator[Tree]:
 
 
 def _rank(ends: Sequence[Tree]) -> Mapping[Tree, float]:
-  """Rank the endpoints; raises _NoSetError if they are too many or cannot be ordered."""
+  """Rank the endpoints; raises _NoSetError if there are too many or they cannot be ordered."""
   equal: list[list[Tree]] = []  # endpoints grouped by value
   for end in ends:
     if _is_infinite(end):
