@@ -1,4 +1,4 @@
-"""Full or LoRA training of a checkpoint on GSM8K or MATH, on one GPU (T4, 24, 40 or 80 GB).
+"""Full fine-tuning or LoRA of a checkpoint on GSM8K or MATH, on one GPU (T4, 24, 40 or 80 GB).
 
 exgrpo train --config=one_gpu:qwen2_5_1_5b,40gb,gsm8k --workdir=/tmp/run
 After the colon, pass a model, a memory size and a dataset, in any order. The defaults are
@@ -110,7 +110,7 @@ def get_config(choice=''):
   config.optimizer.minibatches = 1
   if trained == LORA:
     config.lora.rank = 32
-    config.optimizer.learning_rate = 1e-5  # ten times the rate for full training
+    config.optimizer.learning_rate = 1e-5  # ten times the rate for full fine-tuning
   else:
     config.optimizer.moment_dtype = trained
   config.evaluation.every = 20

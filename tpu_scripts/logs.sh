@@ -10,5 +10,5 @@ for option in ${options[@]+"${options[@]}"}; do
   [[ $option != --worker=* ]] || worker=${option#*=}
 done
 [[ $worker =~ ^([0-9]+|all)$ ]] ||
-  die "--worker=$worker: the value must be all, or the number of a worker, counted from 0."
+  die "--worker=$worker: the value must be all, or the zero-based index of a worker."
 on_workers "$worker" 'tail -n 100 -F exgrpo/log'

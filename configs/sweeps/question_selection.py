@@ -1,4 +1,4 @@
-r"""Vary which questions are replayed: mostly half-solved questions, other weightings, or uniform.
+r"""Vary how replayed questions are drawn: mostly half-solved ones, by other weights, or uniformly.
 
 exgrpo sweep --sweep=question_selection \
     --config=arithmetic --workdir=/tmp/question_selection

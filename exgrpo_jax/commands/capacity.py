@@ -1,4 +1,4 @@
-r"""Estimate without a device whether a run fits a TPU slice or a GPU, and how fast a slice trains.
+r"""Estimate without a device whether a run fits on a TPU slice or GPU, and how fast a slice trains.
 
 exgrpo capacity --config=qwen2_5_math_7b --topology=v5e:8x8
 exgrpo capacity --config=qwen2_5_math_7b --topology=v5e:8x8 \
@@ -42,7 +42,7 @@ def define_flags() -> None:
     '',
     'With --topology: the distribution of response lengths. lognormal:MEDIAN or '
     'lognormal:MEDIAN,LIMIT, in tokens, is a log-normal distribution whose 99th percentile is 8 '
-    'times the median. To use the response lengths of a run, give its workdir. The default is '
+    'times the median. To use the response lengths of a run, pass its workdir. The default is '
     'lognormal with a median of config.rollout.max_response / 8.',
   )
   flags.DEFINE_integer(
@@ -81,5 +81,5 @@ def main(args: command_line.Args) -> None:
 
 
 def run() -> None:
-  """Run the command line."""
+  """Run the CLI."""
   command_line.run(main, define_flags)

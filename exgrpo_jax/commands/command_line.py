@@ -169,7 +169,7 @@ def define_hosts() -> None:
     '--coordinator_address and --process_id.',
     lower_bound=1,
   )
-  flags.DEFINE_integer('process_id', None, 'The index of this host, from 0.', lower_bound=0)
+  flags.DEFINE_integer('process_id', None, 'The zero-based index of this host.', lower_bound=0)
 
 
 # ---- Running a command ----

@@ -62,8 +62,8 @@ def _prefilter(args: command_line.Args) -> None:
   rates = (count / args.samples for count in range(args.samples + 1))
   if not any(args.above < rate < args.below for rate in rates):
     raise InputError(
-      f'--above={args.above} and --below={args.below}: no pass rate of {args.samples} responses is '
-      'between these bounds. Choose bounds that are further apart, or increase --samples.'
+      f'--above={args.above} and --below={args.below}: with {args.samples} responses, no possible '
+      'pass rate falls between these bounds. Choose bounds further apart, or increase --samples.'
     )
   source = Source('run', args.checkpoint, args.step) if args.checkpoint else None
   values = policies.config_values(source, args.config) if source else args.config

@@ -24,5 +24,5 @@ def main(_: command_line.Args) -> None:
 
 
 def run() -> None:
-  """Run the command line."""
+  """Run the CLI."""
   command_line.run(main, lambda: None)

@@ -41,7 +41,7 @@ def define_flags() -> None:
   command_line.define_model()
   command_line.define_path(
     'out',
-    'The folder for the records of all questions. The default with --checkpoint is evaluation/ in '
+    'The folder for per-question records. The default with --checkpoint is evaluation/ in '
     'its workdir. With --model or --compare, no records are kept by default.',
   )
   command_line.define_path(
@@ -174,5 +174,5 @@ def _settings_of_two(
 
 
 def run() -> None:
-  """Run the command line."""
+  """Run the CLI."""
   command_line.run(main, define_flags, on_all_hosts=True)

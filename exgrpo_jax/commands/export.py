@@ -183,7 +183,7 @@ def _check_adapters(config: RunConfig, dtype: str | None) -> None:
   if not config.lora.rank:
     problem = 'this run trained the whole model (config.lora.rank=0) and has no adapters'
   elif not config.model.path or config.warm_start.num_updates:
-    problem = 'the adapters need random or warm-started weights, which are in no model folder'
+    problem = 'the adapters need random or warm-started weights, which no model folder contains'
   elif config.model.extension.rope_theta:
     problem = "adapters cannot store the run's config.model.extension.rope_theta"
   elif dtype:
@@ -205,5 +205,5 @@ def _write_adapters(experiment: Experiment, out: epath.PathLike, step: int | Non
 
 
 def run() -> None:
-  """Run the command line."""
+  """Run the CLI."""
   command_line.run(main, define_flags, on_all_hosts=True)

@@ -39,7 +39,7 @@ def define_flags() -> None:
 
 
 def main(args: command_line.Args) -> None:
-  """Print responses to --prompt, or episodes of --row."""
+  """Print responses to --prompt, or episodes for --row."""
   if (args.row is None) == (not args.prompt):
     raise InputError(
       "exactly one of --prompt and --row is required: --prompt='What is 12 * 13?' asks a question, "
@@ -97,5 +97,5 @@ def _text(tokenizer: Tokenizer, response: Response, by_token: bool) -> str:
 
 
 def run() -> None:
-  """Run the command line."""
+  """Run the CLI."""
   command_line.run(main, define_flags, on_all_hosts=True)

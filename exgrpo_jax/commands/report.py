@@ -27,7 +27,7 @@ def define_flags() -> None:
     'texts',
     'sampled',
     ['sampled', 'all'],
-    'The responses to show with their tokens. sampled shows as many as fit into the page; all '
+    'The responses to show with their tokens. sampled shows as many as fit on the page; all '
     'shows all recorded responses, which are written to a folder next to the page.',
   )
   flags.DEFINE_bool(
@@ -64,5 +64,5 @@ def main(args: command_line.Args, *workdirs: str) -> None:
 
 
 def run() -> None:
-  """Run the command line."""
+  """Run the CLI."""
   command_line.run(main, define_flags, several='WORKDIR')

@@ -72,5 +72,5 @@ def main(args: command_line.Args) -> None:
 
 
 def run() -> None:
-  """Run the command line."""
+  """Run the CLI."""
   command_line.run(main, define_flags)

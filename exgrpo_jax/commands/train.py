@@ -88,5 +88,5 @@ def _train(args: command_line.Args, done: int, callbacks: Sequence[Callback]) ->
 
 
 def run() -> None:
-  """Run the command line."""
+  """Run the CLI."""
   command_line.run(main, define_flags, on_all_hosts=True)

@@ -85,6 +85,6 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def run() -> None:
-  """Run the command line, without JAX."""
+  """Run the CLI without importing JAX."""
   signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # no traceback when piped into `| head`
   main(sys.argv[1:])

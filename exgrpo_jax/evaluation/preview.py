@@ -1,7 +1,7 @@
 """A preview of a data spec as a model sees it, for `exgrpo data show`.
 
 The preview shows how columns and ground truths are read, three questions as the model sees them,
-the prompt lengths, and the left-out rows with reasons. With an environment, it also shows an
+the prompt lengths, and which rows are left out and why. With an environment, it also shows an
 episode for each question, played by the environment's player. Rows that a run can leave out never
 cause an error here.
 """

@@ -49,7 +49,7 @@ def sample(
   longest, limit = max(map(len, encoded)), config.rollout.max_prompt
   if longest > limit:
     raise InputError(
-      f'config.rollout.max_prompt={limit}: a prompt has {longest} tokens after rendering. '
+      f'config.rollout.max_prompt={limit}: a prompt is {longest} tokens long after rendering. '
       'Shorten the prompt or raise the limit.'
     )
   return _sampled(policy, encoded, range(len(texts)), samples, seed)

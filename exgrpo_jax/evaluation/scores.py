@@ -150,7 +150,7 @@ def majority(question: Question, verdicts: Sequence[Verdict]) -> float | None:
   """Return the probability that the most frequent answer is correct; None if there are no answers.
 
   A tie is broken at random. All correct answers count as the same answer, except for reasoning_gym
-  tasks, which may accept different answers. Wrong answers are the same if their texts are.
+  tasks, which may accept different answers. Wrong answers are the same if their texts match.
   """
   has_one_answer = question.kind != reasoning_gym.KIND
   votes = collections.Counter(

@@ -244,7 +244,7 @@ def with_counted_length(parsed: RunConfig) -> RunConfig:
   count = len(questions.load(parsed.data, spec))
   parsed = parsed.with_length(count)
   bound = ', fewer if long prompts are dropped' if parsed.data.on_overlong == 'drop' else ''
-  print(f'{parsed.length}{bound}: {counted(count, "question")} of {spec}', flush=True)
+  print(f'{parsed.length}{bound}: {counted(count, "question")} from {spec}', flush=True)
   return parsed
 
 

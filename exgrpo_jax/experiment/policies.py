@@ -130,7 +130,7 @@ def _is_model(values: Mapping[str, Any]) -> bool:
 
 
 def suited_to(path: str, max_response: int | None = None) -> ConfigDict:
-  """Make a model's sampling config. Its slots fit in _CACHE_BYTES."""
+  """Make a sampling config for a model, with slots that fit in _CACHE_BYTES."""
   values: Any = base_config()
   values.model.update(path=path, dtype='auto')
   folder = hub_checkpoint.folder(path, '--model')

@@ -141,7 +141,7 @@ class ExportConfig:
     False,
     None,
     'export the policy with the highest mean over the sources of config.data.validation to '
-    'workdir/export/best; the evaluation before the first step does not count',
+    'workdir/export/best; the evaluation before the first step is ignored',
   )
   best_without: tuple[str, ...] = setting(
     (), None, "sources of config.data.validation to leave out of this mean, e.g. ('minerva',)"
@@ -246,7 +246,7 @@ def check_length(values: ConfigDict, given: Collection[str]) -> None:
 
 
 def check_dropping(config: RunConfig) -> None:
-  """Raise InputError if the config drops groups with equal rewards, whose advantages are not 0."""
+  """Raise InputError if the config drops groups with equal rewards despite their gradient."""
   if config.rollout.is_dynamic:
     baseline, sampling = config.objective.baseline, config.rollout.dynamic_sampling
     raise InputError(
@@ -284,8 +284,8 @@ def parse_config(values: ConfigDict) -> RunConfig:
     if value and not parsed.data.validation:
       raise InputError(
         f'config.{key}={value}: config.data.validation is empty. Set config.data.validation, '
-        'because a policy that is reported on config.data.evaluation must be chosen on other '
-        'questions.'
+        'because the policy whose score you report on config.data.evaluation must be selected on '
+        'different questions.'
       )
   if parsed.experience.path and not parsed.replay.ratio:
     raise InputError(
@@ -354,7 +354,7 @@ def check_algorithm(
 ) -> None:
   """Raise InputError if nothing could ever be replayed or a setting would have no effect.
 
-  Called before training starts. `num_questions` (Q) is per step, `num_rollouts` (K) per question.
+  Called before training. `num_questions` (Q) is per step; `num_rollouts` (K) is per question.
   """
   ratio = replay_config.ratio
   # The highest number of successes in a group that can be recorded.
@@ -367,9 +367,9 @@ def check_algorithm(
     raise InputError(
       f'config.replay.correctness_range={replay_config.correctness_range} excludes every group '
       f'of config.replay.difficulty={replay_config.difficulty!r}, so nothing would ever be '
-      f'replayed. With config.rollout.group_size={num_rollouts}, no number of successes from 1 to '
-      f'{most} gives a pass rate of this difficulty that is above the first bound and at most the '
-      'second. Widen the range, choose another difficulty, or raise config.rollout.group_size.'
+      f'replayed. With config.rollout.group_size={num_rollouts}, no pass rate from '
+      f'1/{num_rollouts} to {most}/{num_rollouts} satisfies both (the range excludes its first '
+      'bound). Widen the range, choose another difficulty, or raise config.rollout.group_size.'
     )
   if ratio > 0 and not replay.most_replayed(replay_config, num_questions):
     enough = math.ceil(1e6 / num_questions) / 1e6  # rounded up, so the printed value is enough

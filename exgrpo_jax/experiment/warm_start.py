@@ -84,7 +84,7 @@ def load_solutions(experiment: Experiment) -> list[Solution]:
         rows.append(Solution(prompt_T, tokens, turns))
       elif config.data.on_overlong == 'refuse':
         raise InputError(
-          f'{spec}: the solution in row {question.row} has {len(tokens)} tokens, '
+          f'{spec}: the solution in row {question.row} is {len(tokens)} tokens long, '
           f'more than config.rollout.max_response={limit}. Raise the limit, or set '
           "config.data.on_overlong='drop'."
         )
@@ -143,8 +143,8 @@ def _episodes(experiment: Experiment, asked: Sequence[Question]) -> _Made:
     longest = max(turn.written for turn in turns)
     if limit and longest > limit:
       raise InputError(
-        f'config.environment.max_turn_tokens={limit}: a turn of the demonstration for row '
-        f'{question.row} has {longest} tokens. Raise the limit, or shorten the turns.'
+        f'config.environment.max_turn_tokens={limit}: a turn in the demonstration for row '
+        f'{question.row} is {longest} tokens long. Raise the limit, or shorten the turns.'
       )
     yield tokens, turns
 
@@ -273,7 +273,7 @@ def _changes(directory: str, wanted: Mapping[str, Any]) -> list[str]:
 def _is_kept(experiment: Experiment) -> bool:
   """Return True if the first host finds a stored warm start for this run to load.
 
-  In the workdir, a result with another config is ignored if training never began.
+  A result in the workdir from a different config is ignored if training never started.
   """
   config = experiment.config
   directory = warm_start_folder(config, experiment.workdir)
@@ -414,7 +414,7 @@ def _pass_rate(
 
 
 def _choose(size: int, count: int, seed: int, update: int) -> list[int]:
-  """Return the rows of one update: the next `count` rows in the shuffled order of the epochs."""
+  """Return the rows for one update: the next `count` rows in the shuffled order of the epochs."""
   places = np.arange(update * count, (update + 1) * count)
   order = {
     int(epoch): randomness.generator(seed, Purpose.WARM_START_ORDER, int(epoch)).permutation(size)
@@ -426,8 +426,8 @@ def _choose(size: int, count: int, seed: int, update: int) -> list[int]:
 def _optimizer(config: RunConfig) -> optimizer.OptimizerConfig:
   """Return the AdamW settings. Clips gradients at norm 1 because the loss is a per-token mean.
 
-  Only the moments' dtype comes from config.optimizer, so that runs with other optimizer settings
-  can share the warm start.
+  Only the moments' dtype comes from config.optimizer, so that runs with different optimizer
+  settings can share the warm start.
   """
   warm_start = config.warm_start
   return optimizer.OptimizerConfig(

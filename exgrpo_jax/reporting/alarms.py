@@ -35,7 +35,7 @@ class Setup:
 
 @dataclasses.dataclass(frozen=True)
 class History:
-  """State that the next warnings depend on; a resumed run restores it from metrics.jsonl."""
+  """State that later warnings depend on; a resumed run restores it from metrics.jsonl."""
 
   recent: Run = ()  # metrics of the last WINDOW steps, oldest first
   silent_steps: int = 0  # steps in a row, up to now, with equal rewards in every group
@@ -100,7 +100,7 @@ def empty_pool(setup: Setup, recent: Run) -> str:
   """Return a warning if retired questions will be reused before the run ends, else ''.
 
   R of N questions are retired, and r more retire per step. After (N - R - Q) / r more steps at this
-  pace, fewer questions are left than the Q that each step needs.
+  pace, fewer than the Q questions that each step needs are left.
   """
   first, last = recent[0], recent[-1]
   retired = last['buffer/retired']
@@ -115,13 +115,13 @@ def empty_pool(setup: Setup, recent: Run) -> str:
   return (
     f'{retired:,.0f} of {setup.pool:,} training questions are retired, and {pace:.1f} more were '
     f'retired per step over the last {WINDOW} steps. {since} fewer than the {setup.questions} '
-    'questions that a step needs are left, so retired questions are used again. Use a larger '
+    'questions that a step needs are left, so retired questions are reused. Use a larger '
     'config.data.train, fewer steps, or config.replay.retire=never.'
   )
 
 
 def silent_groups(recent: Run) -> str:
-  """Return a warning if most groups of these steps had equal rewards (advantages 0), else ''."""
+  """Return a warning if most groups in these steps had equal rewards (advantages 0), else ''."""
   if not recent or not all(name in record for record in recent for name in _SHARES):
     return ''
   equal, by_all, by_none = (statistics.mean(row[name] for row in recent) for name in _SHARES)
@@ -182,7 +182,7 @@ def no_probabilities(config: optimizer.OptimizerConfig) -> str:
   return (
     'the policy no longer produces finite probabilities, and no further update can fix that. '
     f'config.optimizer.learning_rate={config.learning_rate:g} is probably too large. Train with a '
-    'smaller learning rate in another --workdir.'
+    'smaller learning rate in a new --workdir.'
   )
 
 
@@ -206,7 +206,7 @@ def breakdown(config: optimizer.OptimizerConfig, recent: Run) -> str:
     f'{skipped:.0f} of the {updates} updates in the last {BREAKDOWN_WINDOW} steps were skipped '
     'because their gradient norms were not finite or above config.optimizer.skip_above_norm='
     f'{config.skip_above_norm:g} (last step: {last["gradient_norm"]:g} on average), so '
-    'almost nothing is learned. Train in another --workdir with '
+    'the policy is barely learning. Train in a new --workdir with '
     f'config.optimizer.learning_rate below {config.learning_rate:g}. If you expect norms of this '
     'size, raise config.optimizer.skip_above_norm instead.'
   )

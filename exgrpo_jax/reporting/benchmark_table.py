@@ -92,7 +92,7 @@ def row_path(folder: str, name: str) -> pathlib.Path:
 
 
 def read(folder: str) -> list[dict[str, Any]]:
-  """Read the rows in a folder, in the order in which they were evaluated."""
+  """Read the rows in a folder, in evaluation order."""
   rows = []
   for path in sorted(pathlib.Path(folder).glob('*.json')):
     try:
@@ -195,8 +195,8 @@ def _grouped(benchmarks: Sequence[Benchmark]) -> dict[str, list[Benchmark]]:
 def _cells(benchmarks: Sequence[Benchmark], row: Row) -> list[tuple[Score | None, int, int]]:
   """Return the cells of a row: for each group, its benchmarks and then their average.
 
-  Each cell is a score (None if not evaluated) and two counts: the benchmarks in an average and in
-  its group. For an individual benchmark, both counts are 0.
+  Each cell is a score (None if not evaluated) and two counts: how many benchmarks an average covers
+  and how many its group contains. For an individual benchmark, both counts are 0.
   """
   cells: list[tuple[Score | None, int, int]] = []
   for members in _grouped(benchmarks).values():

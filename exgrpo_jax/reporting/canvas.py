@@ -1,7 +1,7 @@
 """Matplotlib figures: style, axes over steps, saving, and the curves of a sweep.
 
 The colors are from Okabe and Ito's palette, which readers with any type of color vision can tell
-apart. Lines also differ in their dashes.
+apart. Lines also use different dash patterns.
 """
 
 import contextlib
@@ -61,7 +61,7 @@ def style() -> Iterator[None]:
 
 
 def grid(rows: int, columns: int, **options: Any) -> tuple[Figure, np.ndarray]:
-  """Create a figure of panels; return the figure and its axes [rows, columns].
+  """Create a figure with a grid of panels; return it and its axes [rows, columns].
 
   `options` are passed to Figure.subplots.
   """

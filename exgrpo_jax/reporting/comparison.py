@@ -1,6 +1,6 @@
 """Comparisons of policies and runs: scores over seeds, paired differences, 95% intervals.
 
-Intervals over questions are cluster-robust; intervals over seeds are percentile bootstraps by SciPy
+Intervals over questions are cluster-robust; intervals over seeds are SciPy's percentile bootstraps
 (Efron, Annals of Statistics 7, 1979). With few seeds, these bootstrap intervals are too narrow. For
 normally distributed values, they cover the true mean 95% of the time with many seeds, about 91%
 with 16 seeds, 87% with 8 and 83% with 5. With two seeds, coverage would be 50%, so no interval is
@@ -66,9 +66,9 @@ def difference_95(difference_Q: np.ndarray, cluster_Q: _Clusters) -> Estimate:
   """Estimate the mean of paired differences, by the normal approximation.
 
   The standard error is cluster-robust, as in `interval_95`. If all differences are equal, this
-  error is 0 and carries no information. If all G clusters have the same value, other values have,
-  with 95% confidence, a probability of at most b = 1 - 0.05^(1/G), about 3 / G. The interval
-  contains every mean that is possible if a share b of the values is anywhere in [-1, 1].
+  error is 0 and carries no information. If all G clusters have the same value, then, with 95%
+  confidence, other values have a probability of at most b = 1 - 0.05^(1/G), about 3 / G. The
+  interval contains every mean that is possible if a share b of the values is anywhere in [-1, 1].
 
   Args:
     difference_Q: differences between two policies' shares of correct responses [questions].
@@ -87,7 +87,7 @@ def difference_95(difference_Q: np.ndarray, cluster_Q: _Clusters) -> Estimate:
 def asked(record: Mapping[str, Any]) -> str:
   """Return the cluster key of an evaluated question; copies such as AIME's 32 rows share a key.
 
-  The key includes the answer, because an environment may ask different questions in the same words.
+  The key includes the answer, because an environment's prompt may be the same for all questions.
   """
   return f'{record["question"]}\n{record["answer"]}'
 

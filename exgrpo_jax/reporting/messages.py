@@ -190,7 +190,7 @@ def _learnt(records: Run) -> str:
       f'after step {record["step"]:.0f}'
       for record in ([first] if first is last else [first, last])
     ]
-    rows.append((f'{measure} of {source}', '  ->  '.join(points)))
+    rows.append((f'{measure} on {source}', '  ->  '.join(points)))
   return f'evaluation, first and last, with 95% intervals:\n{_columns(rows)}'
 
 
@@ -214,7 +214,7 @@ def next_commands(
 
 
 def _size(data: QuestionSet) -> str:
-  return f'{counted(len(data.questions), "question")} of {data.spec}'
+  return f'{counted(len(data.questions), "question")} from {data.spec}'
 
 
 def _columns(rows: Sequence[tuple[str, str]]) -> str:

@@ -51,9 +51,9 @@ class MetricsConfig:
 
 
 def read(workdir: str | os.PathLike, before: float = math.inf) -> list[dict[str, float]]:
-  """Read the records in metrics.jsonl of steps below `before`, oldest first.
+  """Read the records in metrics.jsonl for steps below `before`, oldest first.
 
-  Returns [] if the file does not exist. Ignores a last line without a newline, which a killed
+  Returns [] if the file does not exist. Ignores a final line without a newline, which a killed
   process may leave behind. Raises InputError for any other line that is not a record.
   """
   path = pathlib.Path(workdir) / FILE
@@ -75,7 +75,7 @@ def read(workdir: str | os.PathLike, before: float = math.inf) -> list[dict[str,
 
 
 def read_evaluations(workdir: str | os.PathLike, step: int) -> list[dict[str, Any]]:
-  """Read the records of `exgrpo evaluate` for a run's policy after `step`, oldest first."""
+  """Read what `exgrpo evaluate` recorded for a run's policy at `step`, oldest first."""
   path = pathlib.Path(workdir, 'evaluation', EVALUATIONS)
   return [line for line in map(json.loads, _complete_lines(path)) if line['step'] == step]
 
@@ -240,7 +240,7 @@ def _code(text: str) -> str:
 class _EventFile:
   """A file that ignores write errors.
 
-  An error would end tensorboardX's thread, and the run would then wait forever for that thread. A
+  An error would kill tensorboardX's thread, and the run would then wait forever for that thread. A
   failing disk still raises an error when the same values are written to metrics.jsonl.
   """
 
@@ -310,8 +310,8 @@ class Writer:
     known = sorted(record['step'] for record in records if record['step'])
     if known != list(range(1, first_step)):
       hosts.warn(
-        f'{path}: the file must have one record for each of the steps 1 to {first_step - 1}, but '
-        'some are missing or repeated. To complete it, stop the run and restore it from a backup.'
+        f'{path}: the file must have one record for each step from 1 to {first_step - 1}, but some '
+        'are missing or repeated. Stop the run and restore the file from a backup.'
       )
     _write(path, records)
     self._file = path.open('a', encoding='utf-8')
@@ -351,7 +351,7 @@ class Writer:
       self._wandb.log(stamped, step=step)
 
   def flush(self) -> None:
-    """Wait until metrics.jsonl is on disk, where it outlives a power cut."""
+    """Wait until metrics.jsonl is on disk, where it survives a power failure."""
     if self._writes:
       os.fsync(self._file.fileno())
 

@@ -272,7 +272,7 @@ def serve(workdirs: Sequence[str], port: int, every: float) -> None:
   with Server(workdirs, port, every) as server:
     server.refresh()  # raises InputError for folders that cannot be shown
     place = f'{ADDRESS}:{server.server_address[1]}'
-    print(f'http://{place}/ shows {", ".join(workdirs)}. Press Ctrl-C to stop.')
+    print(f'Serving {", ".join(workdirs)} at http://{place}/. Press Ctrl-C to stop.')
     tunnel = f'ssh -L {server.server_address[1]}:{place} {socket.gethostname()}'
     print(f'To open it on another machine, run this there first: {tunnel}', flush=True)
     server.serve_forever()

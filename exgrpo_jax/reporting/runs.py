@@ -167,7 +167,7 @@ def _labels(settings: Sequence[Mapping[str, Any]]) -> list[str]:
 def score_names(found: Sequence[Run]) -> dict[str, str]:
   """Map each evaluation source to the name of its score: avg@k, or pass@1 if k is 1.
 
-  If k has changed, the name is from the newest evaluation.
+  If k changed during a run, the newest evaluation determines the name.
   """
   newest: dict[str, float] = {}  # the last step of each metric
   for record in (record for run in found for record in run):
@@ -220,8 +220,8 @@ def over_seeds(runs: Sequence[Run], name: str) -> Series | None:
 def smoothed(values: Sequence[float] | np.ndarray, points: int | None = None) -> np.ndarray:
   """Return the moving average over a fortieth of all points on either side, or fewer at the ends.
 
-  `points` overrides the number of points, so that several lines can use the same window. Values
-  that are not finite are left out of the averages.
+  `points` overrides the number of points, so that several lines can use the same window. Non-finite
+  values are left out of the averages.
   """
   array = np.asarray(values, np.float64)
   reach = max(1, int(_SMOOTHED_SHARE * (points or len(array))))

@@ -123,8 +123,8 @@ class Records(NamedTuple):
 def read(workdir: str | os.PathLike) -> Records:
   """Read the records that a run has written so far; the tables are empty if there are none.
 
-  `read(workdir).responses['entropy'].to_numpy()` returns a column as a NumPy array. During the run,
-  steps after the newest file are missing. Raises InputError for a damaged file.
+  `read(workdir).responses['entropy'].to_numpy()` returns a column as a NumPy array. While a run
+  is active, steps after its newest file are missing. Raises InputError for a damaged file.
   """
   found = []
   for name in Records._fields:
@@ -186,7 +186,7 @@ class Writer:
   """A writer that saves each step's rows in a thread.
 
   With several hosts, only the first host writes. A file contains a window of steps, such as 11 to
-  20. It is written when the window is complete, and before each checkpoint with the steps so far.
+  20. It is written when the window is complete and, with the steps so far, before each checkpoint.
   So every step that a checkpoint covers is on disk, and at most one window is in memory.
 
   Opening a writer at `first_step` drops the rows from that step on, because a resumed run starts

@@ -55,7 +55,7 @@ def rows(
 
   Except in partial rollouts, the policy at the start of the step generated the fresh responses and
   scored the replayed ones. So entropies, probabilities and ratios match the first minibatch's loss,
-  up to rounding. `before` is the buffer when the step was planned, and `after` the buffer after it.
+  up to rounding. `before` is the buffer when the step was planned; `after` is the buffer after it.
   """
   tables = {
     'responses': list(_responses(tokenizer, experience)),

@@ -137,7 +137,7 @@ class Pace:
     self._begin()
 
   def seconds_left(self, steps: int, evaluations: int) -> float | None:
-    """Estimate the seconds left for these steps and evaluations. Returns None without timings."""
+    """Estimate the seconds left for these steps and evaluations; None if there are no timings."""
     if not steps:
       return 0.0
     if not self._steps or (evaluations and not self._evaluations):

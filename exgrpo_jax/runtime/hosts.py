@@ -229,7 +229,7 @@ def barrier(name: str) -> None:
 
 @contextlib.contextmanager
 def refusing_together(*kinds: type[Exception]) -> Iterator[None]:
-  """Raise the block's InputError, or else its error of `kinds`, on all hosts if one host raises it.
+  """Raise on all hosts an InputError, or else an error of `kinds`, that one raises in the block.
 
   All hosts must enter the block.
   """

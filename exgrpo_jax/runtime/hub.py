@@ -64,7 +64,7 @@ class Repository(NamedTuple):
 
 
 def parse(kind: str, text: str) -> Repository | None:
-  """Parse owner/name or owner/name@revision. Returns None if `text` has another form."""
+  """Parse owner/name or owner/name@revision. Returns None for any other text."""
   match = _NAME.fullmatch(text)
   return Repository(kind, match['name'], match['revision'] or '') if match else None
 

@@ -195,8 +195,8 @@ def check_local(place: str) -> None:
   """Raise InputError if `place`, a path or key=path, is a URL instead of a local folder."""
   if '://' in place:
     raise InputError(
-      f'{place}: this must be a local folder, because it is used through the file system. Mount '
-      'the bucket, for example with Cloud Storage FUSE, and pass the mounted folder.'
+      f'{place}: this must be a local folder, because it is accessed through the file system. '
+      'Mount the bucket, for example with Cloud Storage FUSE, and pass the mounted folder.'
     )
 
 
@@ -219,8 +219,8 @@ def check_entries(workdir: str) -> None:
 def check_workdir(values: ConfigDict, workdir: str) -> str:
   """Return a message about changed settings, or ''.
 
-  Raises InputError if the workdir belongs to a run with another config. A run that never finished
-  a step does not own the workdir: see `has_begun` and `release_workdir`. The settings in `FREE` may
+  Raises InputError if the workdir belongs to a run with a different config. A run that never
+  finished a step does not own it: see `has_begun` and `release_workdir`. The settings in `FREE` may
   change, and so may num_steps and num_epochs unless the learning rate's schedule depends on them.
   """
   check_entries(workdir)
@@ -323,10 +323,10 @@ def exists(path: pathlib.Path) -> bool:
 
 
 def release_workdir(values: ConfigDict, workdir: str) -> None:
-  """Print the settings that a resumed run changes, or remove an earlier start's files.
+  """Print the settings that a resumed run changes, or remove the files of an earlier attempt.
 
-  Files are removed if that start used another config and never finished a step. The caller must
-  hold the workdir's lock (see `owned`). A warm start is kept, because a run with the same
+  Files are removed if that attempt used a different config and never finished a step. The caller
+  must hold the workdir's lock (see `owned`). A warm start is kept, because a run with the same
   warm-start settings can reuse it.
   """
   config = os.path.join(workdir, 'config.json')
@@ -373,7 +373,7 @@ def check_folder(key: str, folder: str) -> None:
     existing = existing.parent
   if not existing.is_dir() or not os.access(existing, os.W_OK):
     raise InputError(
-      f'{key}={folder}: {existing} is not a folder in which this user can write. Choose another '
+      f'{key}={folder}: {existing} is not a folder that this user can write to. Choose another '
       'path.'
     )
 

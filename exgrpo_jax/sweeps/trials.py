@@ -78,8 +78,8 @@ def check_names(place: str, sweep: Mapping[Any, Any]) -> None:
     if not isinstance(name, str) or not _FOLDER_NAME.fullmatch(name):
       raise InputError(
         f'{place}: a trial cannot be named {name!r}, because the name is also used for its folder. '
-        'A name must start with a letter, a digit or _, may also contain any of . , = + - and may '
-        'have at most 200 characters. Use trials.listed to choose names yourself.'
+        'A name must start with a letter, a digit or _, may also contain any of . , = + - and must '
+        'not exceed 200 characters. Use trials.listed to choose names yourself.'
       )
     if not isinstance(overrides, Mapping) or not all(isinstance(key, str) for key in overrides):
       raise InputError(

@@ -71,7 +71,7 @@ def check_command(values: ConfigDict | None, workdir: str | None) -> RunConfig:
 
 
 def _check_functions(config: RunConfig) -> None:
-  """Try the functions that a config file may have added to their tables."""
+  """Try out the functions that a config file may have registered."""
   own, rule = config.objective, config.replay.trajectory_selection
   selection, changes = config.replay.question_selection, config.optimizer
   with user_code.refusing('objective.shaping', own.shaping):
@@ -107,7 +107,7 @@ def _check_functions(config: RunConfig) -> None:
 
 
 def _try_question_rule(config: replay.ReplayConfig, num_rollouts: int) -> None:
-  """Try the rule on one question of each correctness that the buffer can record."""
+  """Try the rule on one question for each correctness that the buffer can record."""
   if config.question_selection in question_rules.BUCKET_RULES:
     weights = replay.bucket_log_weights(config, num_rollouts)
     _check_numbers(weights, (num_rollouts,), lowest=-np.inf)
@@ -148,7 +148,7 @@ def _first_update(config: optimizer.OptimizerConfig, params: dict[str, jax.Array
 def _check_numbers(
   values: Any, *shapes: tuple[int, ...], lowest: float = np.finfo(float).min
 ) -> None:
-  """Raise ValueError unless these are numbers from `lowest` on in one of the `shapes`."""
+  """Raise ValueError unless these are numbers of at least `lowest` in one of the `shapes`."""
   numbers = np.asarray(values, float) if np.shape(values) in shapes else np.array(np.nan)
   if not np.all((numbers >= lowest) & (numbers < np.inf)):
     wanted = ' or '.join(str(list(shape)) for shape in shapes)
@@ -156,7 +156,7 @@ def _check_numbers(
 
 
 def _check_types(returned: Any, expected: Any, exact: bool = False) -> None:
-  """Raise ValueError for other structures, shapes or dtypes; without `exact`, floats are alike."""
+  """Raise ValueError if structures, shapes or dtypes differ; `exact` also compares float dtypes."""
 
   def described(x: Any) -> str:
     is_float = not exact and jnp.issubdtype(x.dtype, jnp.floating)
@@ -221,8 +221,8 @@ def check_data(config: RunConfig, data: QuestionSet, workdir: str, done: int) ->
 def warn_of_overlap(data: QuestionSet, evaluations: Sequence[QuestionSet]) -> None:
   """Warn about evaluations that contain prompts of training questions.
 
-  A prompt with several answers does not count, because it does not identify a question: all
-  episodes of a game may begin with the same prompt.
+  A prompt with several answers is ignored, because it does not identify a question: all episodes of
+  a game may start with the same prompt.
   """
   if not hosts.is_first():
     return
@@ -236,8 +236,8 @@ def warn_of_overlap(data: QuestionSet, evaluations: Sequence[QuestionSet]) -> No
     if shared:
       hosts.warn(
         f'{evaluation.spec}: config.data.train contains {shared:,} of its '
-        f'{len(evaluation.prompts):,} prompts. So the score does not only measure how well the '
-        'policy answers new questions. Remove these questions from one of the two.'
+        f'{len(evaluation.prompts):,} prompts, so the score partly measures how well the policy '
+        'answers training questions. Remove these questions from one of the two.'
       )
 
 

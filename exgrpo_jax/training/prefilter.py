@@ -74,8 +74,8 @@ def filter_questions(
   """Sample responses to all training questions, and write the kept questions to the folder `out`.
 
   Each question gets `samples` responses from the policy of the run `source` or, if `source` is
-  None, from the initial policy of training. It is kept if its pass rate is strictly between `above`
-  and `below`. Raises InputError if no question remains, or if the run could not start.
+  None, from the initial policy of training. A question is kept if its pass rate is strictly between
+  `above` and `below`. Raises InputError if no question remains, or if the run could not start.
   """
   make_folder('--out', out)
   experiment = open_experiment(values, source.path if source else out)

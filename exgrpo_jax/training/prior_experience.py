@@ -118,7 +118,7 @@ def _of_run(experiment: Experiment, path: str) -> Iterable[seeding.Trace]:
     if row >= len(theirs.prompts) or len(theirs.prompts[row]) != length:
       raise InputError(
         f'config.experience.path={path}: {theirs.spec} has changed since that run: the '
-        f'prompt in row {row} had {length} tokens then. Restore the original data.'
+        f'prompt in row {row} was {length} tokens long then. Restore the original data.'
       )
   for row, question in zip(rows, theirs.questions.read(rows)):
     entry = buffer.entries[row]

@@ -84,7 +84,7 @@ class Session:
   def _check(self, last: Snapshot) -> None:
     """Raise InputError if the run is closed, or another iterator took steps after `last`."""
     if not self.is_open:
-      raise InputError('steps(): the run is closed. Call open_run again, which resumes the run.')
+      raise InputError('steps(): the run is closed. Call open_run again to resume the run.')
     if last is not self.snapshot:
       raise InputError('steps(): another iterator has taken later steps. Continue with that one.')
 
@@ -148,8 +148,8 @@ def load(
 ) -> tuple[Experiment, RolloutSetup, tuple[QuestionSet, ...]]:
   """Load the experiment, its rollout setup with the training questions, and its evaluation sets.
 
-  The caller must have locked the workdir. Removes the files of a run with another config that
-  never finished a step.
+  The caller must have locked the workdir. Removes the files of a run that had a different
+  config and never finished a step.
   """
   release_workdir(config, workdir)
   with activity.doing('reading the data'):

@@ -490,7 +490,7 @@ def test_an_episode_that_failed_says_why():
 
 
 def test_a_prompt_over_the_limit_is_refused(policy):
-  with pytest.raises(InputError, match=r'config\.rollout\.max_prompt=8: a prompt has 2\d tokens'):
+  with pytest.raises(InputError, match=r'config\.rollout\.max_prompt=8: a prompt is 2\d tokens'):
     generate.sample(policy, ['1234567890 + 1234567890'])
 
 

@@ -22,9 +22,9 @@ def test_the_banner_names_the_method_the_model_the_data_and_the_workdir(recorded
     '1 cpu, 1 host',
     'data=1, fsdp=1, expert=1, tensor=1 in decoding',
     f'{parameters:,} parameters, float32: 1 layer of width 32, a vocabulary of {tokens}',
-    f'{tiny.POOL} questions of {recorded.data.spec}',
+    f'{tiny.POOL} questions from {recorded.data.spec}',
     f'{tiny.QUESTIONS} questions, {tiny.ROLLOUTS} responses to each',
-    f'4 questions of {recorded.evaluations[0].spec}',
+    f'4 questions from {recorded.evaluations[0].spec}',
     'every 16 steps',
     '32 (8 already done)',
     '/tmp/run',
@@ -73,8 +73,8 @@ def test_the_closing_message_compares_the_first_and_last_evaluations():
   start = text.index('evaluation, first and last, with 95% intervals:')
   first, second = (line.split('  ') for line in text[start:].splitlines()[1:3])
   ends = ['0.300 (0.200 to 0.400) after step 0', '->', '0.500 (0.400 to 0.600) after step 3']
-  assert first == ['', 'avg@4 of sums', *ends]
-  assert second == ['', 'pass@1 of new', '0.800 (0.700 to 0.900) after step 3']
+  assert first == ['', 'avg@4 on sums', *ends]
+  assert second == ['', 'pass@1 on new', '0.800 (0.700 to 0.900) after step 3']
   without = messages.farewell(records[1:2], '/tmp/run', ['exgrpo'])
   assert 'intervals' not in without
 

@@ -98,7 +98,7 @@ def test_a_resumed_run_warns_if_records_are_missing_or_repeated(tmp_path, steps,
   assert capsys.readouterr().err == ''
   metrics.write_rows(tmp_path / metrics.FILE, [{'step': step, 'reward': 0.0} for step in steps])
   write_steps(tmp_path, 4, [4], 0.0)
-  assert 'metrics.jsonl: the file must have one record for each of the steps 1 to 3, but' in (
+  assert 'metrics.jsonl: the file must have one record for each step from 1 to 3, but' in (
     capsys.readouterr().err
   )
   assert [record['step'] for record in metrics.read(tmp_path)] == [*steps, 4]

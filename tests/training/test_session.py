@@ -250,8 +250,8 @@ def test_a_run_warns_about_evaluations_with_training_prompts(trained, evaluated,
 
   data = QuestionSet('train', types.SimpleNamespace(read=read), prompts_of(trained))
   checks.warn_of_overlap(data, [QuestionSet('test', (), prompts_of(evaluated))])
-  expected = f'WARNING: test: config.data.train contains {found} of its {len(evaluated)} prompts.'
-  assert capsys.readouterr().err.partition(' So ')[0] == (expected if found else '')
+  expected = f'WARNING: test: config.data.train contains {found} of its {len(evaluated)} prompts'
+  assert capsys.readouterr().err.partition(', so ')[0] == (expected if found else '')
 
 
 @pytest.mark.full

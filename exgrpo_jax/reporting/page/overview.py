@@ -221,7 +221,7 @@ def _start(start: Mapping[str, Any]) -> dict[str, Any]:
 def _scores(records: Run, benchmarks: Sequence[Benchmark]) -> list[dict[str, Any]]:
   """Return the first, last and best score of each evaluation, with their 95% intervals.
 
-  'change' is the paired difference between the first and last evaluations, and 'latest' the paired
+  'change' is the paired difference between the first and last evaluations; 'latest' is the paired
   difference between the last two.
   """
   found = []

@@ -120,7 +120,7 @@ def test_overview_has_the_scores_the_signal_the_settings_and_the_warnings(tab, r
   first, last = (evaluated[place]['eval/data_evaluation/pass@1'] for place in (0, -1))
   ends = [evaluated[-1][f'eval/data_evaluation/pass@1_{end}'] for end in ('low', 'high')]
   (tile,) = tab.locator('.scores > div').all_inner_texts()
-  assert tile.splitlines()[:2] == ['pass@1 of data_evaluation', shown(last)]
+  assert tile.splitlines()[:2] == ['pass@1 on data_evaluation', shown(last)]
   assert f'after step {tiny.NUM_STEPS}, 95% interval {" to ".join(map(shown, ends))}' in tile
   assert f'first {shown(first)} at step 0' in tile
   assert f'since step 0 {"+" if last > first else ""}{shown(last - first)}, 95% interval' in tile
@@ -254,7 +254,7 @@ def test_a_table_says_where_it_continues_and_nothing_is_cut_off(chromium, report
   replays = collections.Counter(r['question'] for r in run.responses if r['is_replay'])
   with open_tab(chromium, 400) as narrow:
     go(narrow, report, f'page=question&question={replays.most_common(1)[0][0]}')
-    visits = narrow.locator('[aria-label="Visits of this question"]')
+    visits = narrow.locator('[aria-label="Visits to this question"]')
     visits.locator('.hint', has_text='more columns →').wait_for()
     right = 'all => Math.max(...all.map((item) => item.getBoundingClientRect().right))'
     assert narrow.locator('.strip li').evaluate_all(right) <= 400
@@ -573,7 +573,7 @@ def test_in_a_narrow_window_no_column_is_hidden(chromium, page):
     for address, place in (
       ('page=overview', 'dl.scores'),
       ('page=responses', '[aria-label="Responses"]'),
-      ('page=responses&group=3/0', '[aria-label="Responses of the group"]'),
+      ('page=responses&group=3/0', '[aria-label="Responses in the group"]'),
     ):
       go(tab, page, address)
       fits = '({scrollWidth, clientWidth}) => scrollWidth === clientWidth'

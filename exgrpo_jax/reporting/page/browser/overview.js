@@ -77,7 +77,7 @@ function scoreTiles({ scores, signal }) {
   return h(
     'dl.facts.scores',
     scores.map(({ evaluation, measure, first, last, best, change }) =>
-      tile(`${measure} of ${evaluation}`, number(last.value), [
+      tile(`${measure} on ${evaluation}`, number(last.value), [
         last.step ? `after step ${last.step}` : 'before the first step',
         last.low === null ? '' : `, 95% interval ${interval(last.low, last.high)}`,
         h('br'),

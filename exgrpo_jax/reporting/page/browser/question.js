@@ -136,7 +136,7 @@ function visitsTable(rows, visits) {
       const from = written ? `step ${written}` : 'before the run';
       return [...shared, from, age, entropy, others, ratio_mean, ratio_max, shaped_mean];
     }),
-    'Visits of this question',
+    'Visits to this question',
   );
 }
 

@@ -233,7 +233,7 @@ function groupTable(rows, members) {
         ...(replay ? [replay.written, replay.ratio_mean, replay.ratio_max] : [null, null, null]),
       ];
     }),
-    'Responses of the group',
+    'Responses in the group',
     'cards',
   );
 }
