@@ -35,6 +35,7 @@ def test_the_longest_row_fits_a_long_sequence_and_no_rows_are_a_short_pass():
   rows = np.array([100, 0]), np.array([80, 0])
   assert packing.pack(*rows, long, short) == [packing.Pass(long, [[0]])]
   assert packing.pack(*(0 * x for x in rows), long, short) == [packing.Pass(short, [])]
+  assert packing.shapes(1, 8, 8, 7, 1)[1] == packing.Shape(1, 2, 1)  # a window is below a length
 
 
 def test_a_sequence_lays_rows_one_after_another_and_positions_begin_again():

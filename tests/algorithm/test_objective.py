@@ -625,10 +625,12 @@ def test_equal_rewards_give_exactly_0(reward, of_replay, kind):
     assert not advantage.any()
 
 
-@pytest.mark.parametrize('replayed', [0, 5])
+@pytest.mark.parametrize('of_replay', [0.1, 0.4])
+@pytest.mark.parametrize('replayed', [0, 7])
 @pytest.mark.parametrize('kind', ['off', 'sample'])
-def test_equal_fresh_rewards_give_0_with_the_fresh_baseline(kind, replayed):
-  is_replay = np.arange(6)[None] == replayed
-  reward = np.where(is_replay, 0.1, 0.3).astype(np.float32)
+def test_equal_fresh_rewards_give_0_with_the_fresh_baseline(kind, replayed, of_replay):
+  is_replay = np.arange(8)[None] == replayed
+  reward = np.where(is_replay, of_replay, 0.2).astype(np.float32)
   advantage = advantages.group_advantages(reward, kind, is_replay, 'fresh')
-  assert not advantage[~is_replay].any() and advantage[is_replay] < 0
+  assert not advantage[~is_replay].any()
+  assert (advantage[is_replay] > 0) == (of_replay > 0.2)
