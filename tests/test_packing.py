@@ -66,6 +66,11 @@ def test_rows_of_one_prompt_hold_it_once_in_a_sequence():
   first_two = packing.Prefixes(*(x_R[:2] for x_R in prefixes))
   [(_, sequences)] = packing.pack(length_R[:2], response_R[:2], tight, tight, first_two)
   assert sequences == [[0, 1]]
+  # Row 2 joins its prefix, although it fits into the fuller sequence of row 0.
+  prefixes, ones = packing.Prefixes(np.array([0, 1, 1]), np.array([3, 7, 7])), np.ones(3, int)
+  shapes = packing.Shape(2, 20, 9), packing.Shape(2, 2, 1)
+  [(_, sequences)] = packing.pack(np.array([11, 10, 9]), ones, *shapes, prefixes)
+  assert sequences == [[0], [1, 2]]
 
 
 def test_groups_of_short_rows_take_half_of_their_tokens():

@@ -280,12 +280,13 @@ def test_m2po_drops_as_few_tokens_as_possible():
     stays = losses.within_second_moment(log_ratio, advantage, limit)
     assert np.flatnonzero(~stays).tolist() == left_out, limit
   assert losses.within_second_moment(np.float32([9.0]), np.float32([1.0]), 0.04).tolist() == [False]
+  assert losses.within_second_moment(np.float32([0.5]), np.float32([1.0]), 0.25).tolist() == [True]
 
 
 def test_rows_in_one_sequence_have_separate_sums_and_means():
   x_BT = np.float32([[1, 2, 0, 5, 0], [0, 0, 0, 0, 3]])
   mask_BT = np.float32([[1, 1, 0, 1, 0], [0, 0, 0, 0, 1]])
-  segment_BT = np.array([[1, 1, 1, 2, 0], [1, 1, 3, 3, 3]])
+  segment_BT = np.array([[1, 1, 1, 2, 0], [9, 9, 10, 10, 10]])  # the largest number is 2 T
   assert losses.row_sums(x_BT, segment_BT).tolist() == [[3, 3, 3, 5, 0], [0, 0, 3, 3, 3]]
   means = [[1.5, 1.5, 1.5, 5, 0], [0, 0, 3, 3, 3]]
   assert losses.row_means(x_BT, mask_BT, segment_BT).tolist() == means
