@@ -369,6 +369,15 @@ def test_metrics_of_carried_tokens_are_means_of_their_own_ratios(ratio, first):
   assert {name: metrics[name] for name in expected} == pytest.approx(expected, rel=1e-4)
 
 
+def test_movement_is_averaged_over_new_tokens_and_balance_over_updates():
+  counts = dict(tokens=9.0, fresh_tokens=6.0, carried_tokens=2.0, updates=2.0)
+  totals = dict(approx_kl=3.0, new_ratio=5.0, new_ratio_max=1.5, balance=7.0)
+  sums = dict.fromkeys(objective.zero_sums(PAPER), 0.0) | counts | totals
+  metrics, movement = objective.loss_metrics(sums), ('approx_kl', 'ratio_mean', 'ratio_max')
+  assert [metrics[f'policy/{name}'] for name in movement] == [3 / 4, 5 / 4, 1.5]
+  assert metrics['experts/balance'] == 7 / 2
+
+
 # ---- The loss of tokens that earlier policies wrote, in responses that span steps ----
 
 

@@ -32,6 +32,7 @@ CONFIG = dataclasses.replace(
   norm_epsilon=1e-6,
   query_key_norm=True,
   tied_embeddings=False,
+  logit_cap=5.0,
 )
 ROWS, LENGTH, RESPONSE = 16, 72, 32
 OBJECTIVE = objective.ObjectiveConfig()
@@ -77,7 +78,7 @@ def make_spec(mesh, tokens=10**6, remat='none', drop=False, lora_config=NO_LORA,
     lora=lora_config,
     mesh=mesh,
     num_updates=10,
-    temperature=1.0,
+    temperature=0.8,
     longest_row=LENGTH,
     max_response=RESPONSE,
     logit_chunk=256,
@@ -211,7 +212,9 @@ def alone(spec, params, batch, is_first, reference=None):
     hidden_BTD, load = model.hidden_states_and_balance(
       spec.model, params, tokens_BT, routes_BTLC=routes_BTLC, counted=counted
     )
-    logp_BTV = jax.nn.log_softmax(hidden_BTD @ model.unembedding(spec.model, params))[:, :-1]
+    logits_BTV = hidden_BTD @ model.unembedding(spec.model, params)
+    logits_BTV = 5.0 * jnp.tanh(logits_BTV / 5.0) / 0.8  # the cap and the temperature
+    logp_BTV = jax.nn.log_softmax(logits_BTV)[:, :-1]
     logp_BT = jnp.take_along_axis(logp_BTV, tokens_BT[:, 1:, None], -1)[..., 0]
     entropy_BT = -(jnp.exp(logp_BTV) * logp_BTV).sum(-1)
     return [jnp.pad(x_BT, ((0, 0), (1, 0))) for x_BT in (logp_BT, entropy_BT)], load
