@@ -197,6 +197,13 @@ def test_rows_with_advantage_0_can_be_left_out(mesh):
   assert rows == ROWS - 2 - 3  # two are empty
 
 
+def test_minibatches_take_whole_groups_in_the_given_order():
+  tokens_QKT = BATCH.tokens_BT.reshape(4, 4, LENGTH)
+  parts = gradients.minibatches(BATCH, 2, np.array([2, 0, 3, 1]))
+  for part, groups in zip(parts, ([2, 0], [3, 1]), strict=True):
+    np.testing.assert_array_equal(part.tokens_BT, tokens_QKT[groups].reshape(8, LENGTH))
+
+
 # ---- The gradient ----
 
 
