@@ -52,6 +52,7 @@ def make_batch(seed=0):
   place_T = np.arange(LENGTH)
   mask_BT = ((place_T >= prompt_B[:, None]) & (place_T < end_B[:, None])).astype(np.float32)
   mask_BT[[3, 8]] = 0
+  mask_BT[np.arange(ROWS), prompt_B + 1] = 0  # such as a tool's output
   tokens_BT = rng.integers(0, 64, (ROWS, LENGTH)).astype(np.int32)
   is_prompt_BT = place_T < prompt_B[:, None]
   logp_BT = (mask_BT * -rng.uniform(2, 6, mask_BT.shape)).astype(np.float32)
