@@ -35,6 +35,7 @@ def test_the_longest_row_fits_a_long_sequence_and_no_rows_are_a_short_pass():
   rows = np.array([100, 0]), np.array([80, 0])
   assert packing.pack(*rows, long, short) == [packing.Pass(long, [[0]])]
   assert packing.pack(*(0 * x for x in rows), long, short) == [packing.Pass(short, [])]
+  assert packing.shapes(1, 8, 8, 7, 1)[1] == packing.Shape(1, 2, 1)  # a window is below a length
 
 
 def test_a_sequence_lays_rows_one_after_another_and_positions_begin_again():
@@ -65,6 +66,11 @@ def test_rows_of_one_prompt_hold_it_once_in_a_sequence():
   first_two = packing.Prefixes(*(x_R[:2] for x_R in prefixes))
   [(_, sequences)] = packing.pack(length_R[:2], response_R[:2], tight, tight, first_two)
   assert sequences == [[0, 1]]
+  # Row 2 joins its prefix, although it fits into the fuller sequence of row 0.
+  prefixes, ones = packing.Prefixes(np.array([0, 1, 1]), np.array([3, 7, 7])), np.ones(3, int)
+  shapes = packing.Shape(2, 20, 9), packing.Shape(2, 2, 1)
+  [(_, sequences)] = packing.pack(np.array([11, 10, 9]), ones, *shapes, prefixes)
+  assert sequences == [[0], [1, 2]]
 
 
 def test_groups_of_short_rows_take_half_of_their_tokens():

@@ -172,8 +172,8 @@ def within_second_moment(
 def row_sums(x_BT: Array, segment_BT: Array) -> jax.Array:
   """Sum x over the tokens of each token's row: [B, T] -> [B, T].
 
-  `x_BT` is float32. `segment_BT` assigns each token to a row, int32 in 0 … T. A sequence may
-  contain several rows.
+  `x_BT` is float32. `segment_BT` assigns each token to a row, int32 in 0 … 2 T. A sequence may
+  contain several rows. Numbers may exceed T because a row's shared prompt also has one.
 
   >>> row_sums(jnp.array([[1.0, 2.0, 5.0]]), jnp.array([[0, 0, 1]])).tolist()
   [[3.0, 3.0, 5.0]]
@@ -182,7 +182,7 @@ def row_sums(x_BT: Array, segment_BT: Array) -> jax.Array:
   chex.assert_equal_shape([x_BT, segment_BT])
 
   def sums(x_T: Array, segment_T: Array) -> jax.Array:
-    return jax.ops.segment_sum(x_T, segment_T, len(segment_T) + 1)[segment_T]
+    return jax.ops.segment_sum(x_T, segment_T, 2 * len(segment_T) + 1)[segment_T]
 
   return jax.vmap(sums)(x_BT, segment_BT)
 

@@ -280,12 +280,13 @@ def test_m2po_drops_as_few_tokens_as_possible():
     stays = losses.within_second_moment(log_ratio, advantage, limit)
     assert np.flatnonzero(~stays).tolist() == left_out, limit
   assert losses.within_second_moment(np.float32([9.0]), np.float32([1.0]), 0.04).tolist() == [False]
+  assert losses.within_second_moment(np.float32([0.5]), np.float32([1.0]), 0.25).tolist() == [True]
 
 
 def test_rows_in_one_sequence_have_separate_sums_and_means():
   x_BT = np.float32([[1, 2, 0, 5, 0], [0, 0, 0, 0, 3]])
   mask_BT = np.float32([[1, 1, 0, 1, 0], [0, 0, 0, 0, 1]])
-  segment_BT = np.array([[1, 1, 1, 2, 0], [1, 1, 3, 3, 3]])
+  segment_BT = np.array([[1, 1, 1, 2, 0], [9, 9, 10, 10, 10]])  # the largest number is 2 T
   assert losses.row_sums(x_BT, segment_BT).tolist() == [[3, 3, 3, 5, 0], [0, 0, 3, 3, 3]]
   means = [[1.5, 1.5, 1.5, 5, 0], [0, 0, 3, 3, 3]]
   assert losses.row_means(x_BT, mask_BT, segment_BT).tolist() == means
@@ -366,6 +367,15 @@ def test_metrics_of_carried_tokens_are_means_of_their_own_ratios(ratio, first):
     if first:  # no other token is outside
       expected['policy/outside_clip_range'] = outside.sum() / FRESH.sum()
   assert {name: metrics[name] for name in expected} == pytest.approx(expected, rel=1e-4)
+
+
+def test_movement_is_averaged_over_new_tokens_and_balance_over_updates():
+  counts = dict(tokens=9.0, fresh_tokens=6.0, carried_tokens=2.0, updates=2.0)
+  totals = dict(approx_kl=3.0, new_ratio=5.0, new_ratio_max=1.5, balance=7.0)
+  sums = dict.fromkeys(objective.zero_sums(PAPER), 0.0) | counts | totals
+  metrics, movement = objective.loss_metrics(sums), ('approx_kl', 'ratio_mean', 'ratio_max')
+  assert [metrics[f'policy/{name}'] for name in movement] == [3 / 4, 5 / 4, 1.5]
+  assert metrics['experts/balance'] == 7 / 2
 
 
 # ---- The loss of tokens that earlier policies wrote, in responses that span steps ----
@@ -625,10 +635,12 @@ def test_equal_rewards_give_exactly_0(reward, of_replay, kind):
     assert not advantage.any()
 
 
-@pytest.mark.parametrize('replayed', [0, 5])
+@pytest.mark.parametrize('of_replay', [0.1, 0.4])
+@pytest.mark.parametrize('replayed', [0, 7])
 @pytest.mark.parametrize('kind', ['off', 'sample'])
-def test_equal_fresh_rewards_give_0_with_the_fresh_baseline(kind, replayed):
-  is_replay = np.arange(6)[None] == replayed
-  reward = np.where(is_replay, 0.1, 0.3).astype(np.float32)
+def test_equal_fresh_rewards_give_0_with_the_fresh_baseline(kind, replayed, of_replay):
+  is_replay = np.arange(8)[None] == replayed
+  reward = np.where(is_replay, of_replay, 0.2).astype(np.float32)
   advantage = advantages.group_advantages(reward, kind, is_replay, 'fresh')
-  assert not advantage[~is_replay].any() and advantage[is_replay] < 0
+  assert not advantage[~is_replay].any()
+  assert (advantage[is_replay] > 0) == (of_replay > 0.2)

@@ -32,6 +32,7 @@ CONFIG = dataclasses.replace(
   norm_epsilon=1e-6,
   query_key_norm=True,
   tied_embeddings=False,
+  logit_cap=5.0,
 )
 ROWS, LENGTH, RESPONSE = 16, 72, 32
 OBJECTIVE = objective.ObjectiveConfig()
@@ -51,6 +52,7 @@ def make_batch(seed=0):
   place_T = np.arange(LENGTH)
   mask_BT = ((place_T >= prompt_B[:, None]) & (place_T < end_B[:, None])).astype(np.float32)
   mask_BT[[3, 8]] = 0
+  mask_BT[np.arange(ROWS), prompt_B + 1] = 0  # such as a tool's output
   tokens_BT = rng.integers(0, 64, (ROWS, LENGTH)).astype(np.int32)
   is_prompt_BT = place_T < prompt_B[:, None]
   logp_BT = (mask_BT * -rng.uniform(2, 6, mask_BT.shape)).astype(np.float32)
@@ -77,7 +79,7 @@ def make_spec(mesh, tokens=10**6, remat='none', drop=False, lora_config=NO_LORA,
     lora=lora_config,
     mesh=mesh,
     num_updates=10,
-    temperature=1.0,
+    temperature=0.8,
     longest_row=LENGTH,
     max_response=RESPONSE,
     logit_chunk=256,
@@ -196,6 +198,13 @@ def test_rows_with_advantage_0_can_be_left_out(mesh):
   assert rows == ROWS - 2 - 3  # two are empty
 
 
+def test_minibatches_take_whole_groups_in_the_given_order():
+  tokens_QKT = BATCH.tokens_BT.reshape(4, 4, LENGTH)
+  parts = gradients.minibatches(BATCH, 2, np.array([2, 0, 3, 1]))
+  for part, groups in zip(parts, ([2, 0], [3, 1]), strict=True):
+    np.testing.assert_array_equal(part.tokens_BT, tokens_QKT[groups].reshape(8, LENGTH))
+
+
 # ---- The gradient ----
 
 
@@ -211,7 +220,9 @@ def alone(spec, params, batch, is_first, reference=None):
     hidden_BTD, load = model.hidden_states_and_balance(
       spec.model, params, tokens_BT, routes_BTLC=routes_BTLC, counted=counted
     )
-    logp_BTV = jax.nn.log_softmax(hidden_BTD @ model.unembedding(spec.model, params))[:, :-1]
+    logits_BTV = hidden_BTD @ model.unembedding(spec.model, params)
+    logits_BTV = 5.0 * jnp.tanh(logits_BTV / 5.0) / 0.8  # the cap and the temperature
+    logp_BTV = jax.nn.log_softmax(logits_BTV)[:, :-1]
     logp_BT = jnp.take_along_axis(logp_BTV, tokens_BT[:, 1:, None], -1)[..., 0]
     entropy_BT = -(jnp.exp(logp_BTV) * logp_BTV).sum(-1)
     return [jnp.pad(x_BT, ((0, 0), (1, 0))) for x_BT in (logp_BT, entropy_BT)], load
