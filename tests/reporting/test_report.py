@@ -386,9 +386,10 @@ def test_a_run_whose_process_is_gone_has_stopped_until_the_next_starts(growing, 
 def test_the_command_serves_a_run_and_writes_nothing(growing, tab):
   before = set(files_of(growing.folder))
   with forked.start(['report', growing.folder, '--serve', '--port=0', '--every=1']) as process:
-    url = process.readline().split()[0]
-    assert re.fullmatch(r'http://127\.0\.0\.1:\d+/', url)
-    port = url.split(':')[-1].strip('/')
+    line = process.readline()
+    served = re.fullmatch(r'Serving \S+ at (http://127\.0\.0\.1:(\d+)/)\. Press Ctrl-C to stop\.', line.strip())
+    assert served, line
+    url, port = served.groups()
     assert f'ssh -L {port}:127.0.0.1:{port} ' in process.readline()
     tab.goto(f'{url}#page=overview')
     await_page(tab)

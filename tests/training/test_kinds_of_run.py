@@ -717,7 +717,7 @@ def test_a_warm_start_learns_only_the_players_tokens(run):
   config = run.experiment.config
   shorter = dataclasses.replace(config.environment, max_turn_tokens=kinds.TURN - 1)
   config = dataclasses.replace(config, environment=shorter)
-  with pytest.raises(InputError, match=r'max_turn_tokens=2: a turn .* has 3 tokens\. Raise'):
+  with pytest.raises(InputError, match=r'max_turn_tokens=2: a turn .* is 3 tokens long\. Raise'):
     warm_start.load_solutions(dataclasses.replace(run.experiment, config=config))
 
 
