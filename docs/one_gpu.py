@@ -47,7 +47,7 @@ exgrpo capacity --config=one_gpu:qwen2_5_1_5b,40gb,gsm8k --device=a100-40
 {rows}
 
 - **GiB needed** is the peak memory, with the program that reaches this peak in parentheses. The
-  number includes everything else that is in memory while this program runs. JAX uses nine tenths of
+  number includes everything else that is in memory while this program runs. JAX uses 90% of
   the GPU's memory unless you set `XLA_CLIENT_MEM_FRACTION`.
 - **Training the whole model** takes 16 bytes per parameter: the parameter, AdamW's two moments in
   bfloat16, the gradient, and the accumulated gradient of the previous microbatches. With moments in
