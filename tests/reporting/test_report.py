@@ -387,7 +387,9 @@ def test_the_command_serves_a_run_and_writes_nothing(growing, tab):
   before = set(files_of(growing.folder))
   with forked.start(['report', growing.folder, '--serve', '--port=0', '--every=1']) as process:
     line = process.readline()
-    served = re.fullmatch(r'Serving \S+ at (http://127\.0\.0\.1:(\d+)/)\. Press Ctrl-C to stop\.', line.strip())
+    served = re.fullmatch(
+      r'Serving \S+ at (http://127\.0\.0\.1:(\d+)/)\. Press Ctrl-C to stop\.', line.strip()
+    )
     assert served, line
     url, port = served.groups()
     assert f'ssh -L {port}:127.0.0.1:{port} ' in process.readline()
