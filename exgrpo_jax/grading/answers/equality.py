@@ -220,8 +220,8 @@ def _percentage(tree: Tree) -> Tree | None:
 def _in_one_unit(given: Reading, truth: Reading) -> tuple[Reading, Reading]:
   """Return both quantities, with one converted to the other's unit if possible: 500 cm to 5 m.
 
-  '6 m' is 6 times m if the other side uses m as a variable. A number with pi is an angle in radians
-  if the other side is in degrees.
+  '6 m' is 6 times m if the other side uses m as a variable. A number with pi counts as an angle in
+  radians if the other side is in degrees.
   """
   (_, x, x_unit), (_, y, y_unit) = given, truth
   if (not x_unit and y_unit) or (x_unit, y_unit) == ('radian', 'degree'):
