@@ -5,8 +5,8 @@ contains the arguments for creating it:
 
   {"question": "Sokoban-v0", "answer": "won", "seed": 7, "options": {"num_boxes": 1}}
 
-The column's seed determines the board, so all episodes of a question start from the same board. The
-episode's seed determines all randomness after the start.
+The seed in the column determines the board, so all episodes for a question start from the same
+board. The episode's own seed determines all randomness after that.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ _MARKS = {'34;1': '()', '35': '{}', '42': '<>'}  # Taxi's passenger, destination
 
 
 class TextArena:
-  """A single-player TextArena game, won if its reward is at least 1.
+  """A single-player TextArena game, which is won if its reward is at least 1.
 
   The policy sees the game's messages to the player, except those that echo the policy's moves.
   """
@@ -63,7 +63,7 @@ class TextArena:
 
   @contextlib.contextmanager
   def _own_chance(self) -> Iterator[None]:
-    """Swap in this game's global random state for the block, because episodes share a process."""
+    """Use this game's own random state in the block, because episodes share the global one."""
     others = random.getstate(), np.random.get_state()
     if self._chance is not None:
       random.setstate(self._chance[0])
@@ -79,9 +79,9 @@ class TextArena:
 class Gymnasium:
   """A Gymnasium game with discrete actions, such as the toy text games.
 
-  A turn is an action's number, or its name if the `actions` column lists the names in order. The
-  prompt begins with the text in the `rules` column. The game is won if it ends with a reward of at
-  least the value in the `won` column (default 1).
+  Each turn is the number of an action or, if the `actions` column lists the action names in order,
+  a name. The prompt begins with the text in the `rules` column. The game is won if it ends with a
+  reward of at least the value in the `won` column (default 1).
   """
 
   def __init__(self) -> None:
@@ -95,7 +95,9 @@ class Gymnasium:
     if 'ansi' in self._game.metadata['render_modes']:
       self._game = gymnasium.make(name, render_mode='ansi', **options)
     if not isinstance(self._game.action_space, gymnasium.spaces.Discrete):
-      raise ValueError(f'the actions of {name} are {self._game.action_space}, not discrete')
+      raise ValueError(
+        f'{name} has the action space {self._game.action_space}, which is not discrete'
+      )
     numbers = [str(number) for number in range(self._game.action_space.n)]
     self._actions = columns.get('actions') or numbers
     self._won = float(columns.get('won', 1))
@@ -113,7 +115,7 @@ class Gymnasium:
     return Observation(self._shown(seen), float(reward), bool(is_over or is_cut), won)
 
   def _shown(self, seen: Any) -> str:
-    """Return the board as text, with marks instead of colors; without a board, the observation."""
+    """Return the board as text, with marks for colors, or the observation if there is no board."""
     if self._game.render_mode != 'ansi':
       return str(seen)
 
@@ -125,7 +127,7 @@ class Gymnasium:
 
 
 def package(name: str) -> Any:
-  """Import an optional package. Raises InputError if it is missing."""
+  """Import an optional package. Raises InputError if it is not installed."""
   try:
     return importlib.import_module(name)
   except ModuleNotFoundError as error:

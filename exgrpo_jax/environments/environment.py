@@ -37,12 +37,13 @@ class Observation(NamedTuple):
 class Environment(Protocol):
   """One episode; `config.environment.name` names the class.
 
-  A worker process creates an instance without arguments for each episode. The process's time and
-  memory limits apply to every call. The same task, seed and turns must produce the same
+  A worker process creates an instance for each episode, without arguments or, if
+  config.environment.tools is set, with the list of tools as the only argument. The process's time
+  and memory limits apply to every call. The same task, seed and turns must produce the same
   observations: if a process is lost, its episodes are replayed up to their last turn.
 
-  For a warm start, the class may define `demonstrate(rng)`, which returns a player's next turn.
-  `rng` is a NumPy generator.
+  For a warm start, the class may define `demonstrate(rng)`, which returns the next turn of a
+  scripted player. `rng` is a NumPy generator.
   """
 
   def reset(self, task: Task, seed: int) -> Messages:
@@ -69,7 +70,7 @@ def as_messages(messages: Messages) -> list[dict[str, str]]:
     parts = dict(message) if isinstance(message, Mapping) else {}
     if set(parts) != {'role', 'content'} or not all(isinstance(v, str) for v in parts.values()):
       raise ValueError(
-        f'{message!r} is not a message. A valid message is {{"role": "user", "content": "higher"}}'
+        f'{message!r} is not a valid message, such as {{"role": "user", "content": "higher"}}'
       )
     found.append({n: value.encode(errors='replace').decode() for n, value in parts.items()})
   return found

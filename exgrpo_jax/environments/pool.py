@@ -1,9 +1,9 @@
-"""Worker processes that run environments and answer turns while other episodes are decoded.
+"""Worker processes that run environments and answer turns while other episodes are being decoded.
 
 An episode stays with one worker. A worker that does not answer in time is killed, and the episode
 fails. The worker's other episodes are replayed in a new process, from their seeds and turns, when
-their next turn is submitted. So an environment may hang, raise or kill its process without harming
-the run.
+their next turn is submitted. An environment can therefore hang, raise an error or kill its process
+without affecting the rest of the run.
 """
 
 import concurrent.futures
@@ -35,7 +35,7 @@ Values = Mapping[str, Any]  # a request or reply; worker.py describes them
 
 
 class Answer(NamedTuple):
-  """The answer to an episode's last turn."""
+  """The environment's answer to the last turn of an episode."""
 
   key: str
   result: Observation | Failure
@@ -53,7 +53,7 @@ class Answer(NamedTuple):
 
 
 class Pool:
-  """A config's workers. They start on demand and exit with this process."""
+  """The workers for a config. They start on demand and exit with this process."""
 
   def __init__(self, config: EnvironmentConfig) -> None:
     count = config.workers or machine.count_cores()
@@ -71,7 +71,7 @@ class Pool:
     asked.add_done_callback(self._answers.put)
 
   def answers(self, wait: bool) -> list[Answer]:
-    """Return the answers that arrived since the last call. If `wait`, wait for at least one."""
+    """Return the answers received since the last call. If `wait`, wait for at least one."""
     found = [self._answers.get()] if wait else []
     while not self._answers.empty():
       found.append(self._answers.get())
@@ -98,7 +98,7 @@ class Pool:
   def demonstrations(
     self, questions: Sequence[Question], seeds: Sequence[int], turns: int
   ) -> list[list[tuple[str, Observation]]]:
-    """Return each question's episode, played by `demonstrate`. Raises InputError if one fails."""
+    """Return one episode per question, played by `demonstrate`. Raises InputError if one fails."""
     requests = [
       {'begin': dataclasses.asdict(beginning(question, seed)), 'turns': turns}
       for question, seed in zip(questions, seeds, strict=True)
@@ -121,9 +121,9 @@ class Pool:
   def _all(
     self, questions: Sequence[Question], requests: Sequence[Values], what: str
   ) -> list[Values]:
-    """Distribute requests that belong to no episode across all workers; return the replies.
+    """Distribute requests that are not part of an episode among all workers; return the replies.
 
-    Raises InputError with `what`, the question's row and the reason if a request fails.
+    If a request fails, raises InputError with `what`, the question's row and the reason.
     """
     holders = itertools.cycle(self._holders)
     asked = [holder.ask(request) for holder, request in zip(holders, requests)]
@@ -137,7 +137,7 @@ class Pool:
 
 @functools.cache
 def of(config: EnvironmentConfig) -> Pool:
-  """Return the config's pool, shared by a run's steps and evaluations."""
+  """Return the pool for a config. A run's steps and evaluations share it."""
   return Pool(config)
 
 
@@ -166,11 +166,11 @@ class _Holder:
     self._held: dict[str, int] = {}  # episode key -> `starts` of the process that runs it
 
   def ask(self, request: Values) -> concurrent.futures.Future[Values | Failure]:
-    """Submit a request that belongs to no episode."""
+    """Submit a request that is not part of an episode."""
     return self.pool.submit(lambda worker: self._reply(worker, lambda: request))
 
   def turn(self, worker: Worker, key: str, begin: Beginning, said: tuple[str, ...]) -> Answer:
-    """Return the answer to the last turn of `said`."""
+    """Return the answer to the last turn in `said`."""
     started = time.monotonic()
 
     def request() -> Values:
@@ -250,7 +250,7 @@ def begun(
   """Replace the prompts in `data` with the environment's. Raises InputError if `reset` fails.
 
   If `overlong` (DataConfig.on_overlong) is 'drop', questions with prompts longer than `max_prompt`
-  tokens are dropped. Otherwise, such a prompt raises InputError.
+  tokens are dropped. Otherwise, InputError is raised if there are any.
   """
   questions, tools = list(data.questions), pool.tools()
   messages = [question.messages for question in begin(questions, data.spec, pool)]

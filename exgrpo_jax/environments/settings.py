@@ -31,7 +31,8 @@ class EnvironmentConfig:
     None,
     "functions that the model may call, as 'package.module:function', such as "
     'exgrpo_jax.environments.expressions:calculate, or classes whose methods it may call, as '
-    "'package.module:Class'; needs `environment.name=tools` or your own class that accepts tools",
+    "'package.module:Class'; requires `environment.name=tools` or your own class that accepts "
+    'tools',
   )
   max_turns: int = setting(
     8, '[1, inf)', 'the maximum number of turns; an episode that has not finished by then fails'
@@ -87,5 +88,5 @@ def check(config: EnvironmentConfig) -> None:
   if config.tools and config.name != 'tools' and ':' not in config.name:
     raise InputError(
       f'config.environment.tools={config.tools}: config.environment.name={config.name!r} does not '
-      "accept tools. Set it to 'tools' or to your own class that accepts tools."
+      "accept tools. Set the name to 'tools' or to your own class that accepts tools."
     )

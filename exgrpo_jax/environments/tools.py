@@ -7,10 +7,11 @@ Tools that share state are the public methods of a class, which is instantiated 
 without arguments, as in TRL's `environment_factory`. A `reset` method isn't a tool. It receives the
 row's prompt, answer and columns as keyword arguments, and the text it returns is added to the
 prompt. When the model answers, the result of the `get_reward` method or, if there is none, the
-attribute `reward` becomes the episode's reward. It must be a number from 0 to 1. A reward of 1
-counts as a success, and the answer is not compared.
+attribute `reward` becomes the episode's reward, and the answer is not compared with the ground
+truth. The reward must be a number from 0 to 1; 1 counts as a success. If several classes have a
+reward, the mean is used.
 
-Calls follow the reasoning; nothing inside the reasoning is a call. Two call formats are supported:
+Calls are recognized only after the reasoning. Two call formats are supported:
 
   Qwen2.5, Qwen3: text, and any number of <tool_call>{"name": …, "arguments": {…}}</tool_call>
   Llama 3: {"name": …, "parameters": {…}} and nothing else, optionally after <|python_tag|>
@@ -71,7 +72,7 @@ class Tools:
     return [*before, {**last, 'content': '\n'.join([last['content'], *filter(None, said)])}]
 
   def step(self, response: str) -> Observation:
-    """Run the calls. If there are none, end the episode with the classes' or verifier's reward."""
+    """Run the calls. Without calls, end the episode with a reward from the classes or verifier."""
     try:
       calls = calls_of(response)
     except ValueError as error:
@@ -129,7 +130,7 @@ def _answered(results: Sequence[str]) -> Observation:
 
 
 def calls_of(text: str) -> list[Call]:
-  """Return the calls that follow a turn's reasoning, in order; empty if there are none.
+  """Return the calls that follow a turn's reasoning, in order; the list may be empty.
 
   Raises ValueError if a call cannot be parsed; the message shows the expected format.
   """

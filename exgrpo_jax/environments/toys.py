@@ -1,6 +1,6 @@
 """Small built-in environments: three games for small policies, and retries for any question.
 
-They are deterministic, so seeds are ignored. Each game has a player for the warm start.
+They are deterministic, so seeds are ignored. Each game has a scripted player for the warm start.
 """
 
 import re
@@ -25,7 +25,7 @@ MISSING = 'I find no answer in that. Try again.'
 
 
 class Guess:
-  """A guessing game: find a hidden number from the replies 'higher' and 'lower'.
+  """A guessing game: find a hidden number, using the replies 'higher' and 'lower'.
 
   Anything that isn't a number is answered with '?'. The task's answer is the hidden number.
   """
@@ -39,7 +39,7 @@ class Guess:
     return task.messages
 
   def step(self, response: str) -> Observation:
-    """Compare a guess with the number. A correct guess ends the episode with reward 1."""
+    """Compare a guess with the number. A correct guess ends the episode with a reward of 1."""
     if not re.fullmatch(r'\d{1,9}', guess := response.strip(), re.ASCII):
       return Observation('?')
     guessed = int(guess)
@@ -61,10 +61,10 @@ class Guess:
 
 
 class Calculator:
-  """A sum that is too large for a small policy, which can call a calculator.
+  """A sum that is too hard for a small policy unless it calls a calculator.
 
-  A turn such as '4821+377' is answered with the total. '=4286' ends the episode with an answer.
-  Anything else is answered with '?'.
+  A turn such as '4821+377' is answered with the total. A turn such as '=4286' submits an answer and
+  ends the episode. Anything else is answered with '?'.
   """
 
   def reset(self, task: Task, seed: int) -> Messages:
@@ -75,7 +75,7 @@ class Calculator:
     return task.messages
 
   def step(self, response: str) -> Observation:
-    """Add two numbers or judge an answer. The right answer gets reward 1."""
+    """Add or subtract two numbers, or judge an answer. The correct answer earns a reward of 1."""
     if found := _ANSWER.fullmatch(response.strip()):
       is_right = int(found[1]) == self._answer
       return Observation(reward=float(is_right), done=True, success=is_right)
@@ -85,7 +85,7 @@ class Calculator:
     return Observation('?')
 
   def demonstrate(self, rng: np.random.Generator) -> str:
-    """Return the turn of a player who adds term by term and sometimes stops early or slips."""
+    """Return the turn of a player who adds term by term and sometimes stops early or slips up."""
     if not self._rest or rng.random() < _SKIPS or int(self._total) < 0:
       return f'={self._total}'
     term = self._rest[0]
@@ -110,7 +110,7 @@ class Lake:
     return task.messages
 
   def step(self, response: str) -> Observation:
-    """Make a move. The reward is 1 at the goal."""
+    """Make a move. Reaching the goal earns a reward of 1."""
     if (move := response.strip()) not in MOVES:
       return Observation('?')
     (row, column), (new_row, new_column) = self._square, after(self._square, move, len(self._lines))
@@ -147,7 +147,7 @@ class Attempts:
     return task.messages
 
   def step(self, response: str) -> Observation:
-    """Judge an answer. A right answer gets reward 1, before environment.discount."""
+    """Judge an answer. A correct answer earns a reward of 1, before environment.discount."""
     outcome = verifier.judge_with(verifier.BuiltIn(), response, self._truth).outcome
     if outcome == 'correct':
       return Observation(reward=1.0, done=True, success=True)

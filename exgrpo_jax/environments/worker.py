@@ -6,9 +6,9 @@ pool.py sends the requests; ../workers/server.py describes the protocol:
                             'package.module:name'. The reply is {'tools': descriptions}
   {'key', 'begin', 'said'}  the reply answers the last turn of `said`: an Observation's fields, or
                             {'messages': the prompt} if there are no turns. `begin` contains the
-                            fields of a `Beginning`, and all turns are played. If the worker
-                            already runs the episode, `begin` is None and `said` contains only the
-                            new turn; an empty `said` then drops the episode
+                            fields of a `Beginning`, and all turns are played. If the worker is
+                            already running the episode, `begin` is None and `said` contains only
+                            the new turn; an empty `said` then drops the episode
   {'begin', 'turns'}        the reply is {'episode': [[text, observation], …]}, at most `turns`
                             turns played by the environment's own `demonstrate`
 
@@ -101,7 +101,7 @@ def _answer(
 
 
 def _reset(environment: Environment, begin: Beginning) -> list[dict[str, str]]:
-  """Start an episode and return its prompt. Raises ValueError if `begin.prompt` differs."""
+  """Start an episode and return its prompt. Raises ValueError if it differs from `begin.prompt`."""
   prompt = as_messages(environment.reset(Task(*begin.task), begin.seed))
   if begin.prompt is not None and prompt != begin.prompt:
     raise ValueError(

@@ -23,7 +23,7 @@ def explain(
 ) -> str:
   """Explain a verdict: the extracted answer, how both answers were read, and the outcome.
 
-  `chosen` is a value of config.grading.verifier. Readings are shown only for 'built_in'. For the
+  `chosen` is a value for config.grading.verifier. Readings are shown only for 'built_in'. For the
   other arguments and the errors, see `verifier.judge`.
   """
   truth = verifier.Truth(answer, kind)
@@ -43,7 +43,7 @@ def _judge(
   truth: verifier.Truth,
   config: verifier.VerifierConfig,
 ) -> verifier.Judgement:
-  """Judge a response; raises InputError if the verifier fails or returns an invalid judgement."""
+  """Judge a response; raises InputError if the verifier fails or returns an invalid result."""
   with user_code.refusing('grading.verifier', chosen):
     return worker.checked(verifier.judge_with(judges, response, truth, config))
 
@@ -68,7 +68,7 @@ class _Case(NamedTuple):
 def score(path: str, config: verifier.VerifierConfig, kind: str, chosen: str = 'built_in') -> str:
   """Judge the cases in a JSON Lines file. commands/verify.py documents the format.
 
-  `kind` applies to cases without a kind, and `chosen` is a value of config.grading.verifier.
+  `kind` applies to cases without a kind, and `chosen` is a value for config.grading.verifier.
   Returns one line per unexpected verdict, followed by the totals. Raises InputError, naming the
   file and the line, if the file or a case is invalid.
   """
@@ -106,7 +106,7 @@ def _parse(place: str, line: str, kind: str) -> _Case:
     raise InputError(f'{place}: {_shorten(line)!r} is not a JSON object.') from None
 
   def field(*names: str, kind: type = str, default: Any = None) -> Any:
-    """Return the first field present, or `default`. Raises InputError if both are missing."""
+    """Return the first field present, or `default`. Raises InputError if there is neither."""
     name = next((name for name in names if name in row), None)
     if name is None and default is None:
       has = ', '.join(map(repr, row)) or 'nothing'

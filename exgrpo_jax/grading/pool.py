@@ -176,7 +176,7 @@ class Grader:
         except TimeoutError as error:
           raise InputError(
             f'reasoning_gym: importing this package in a worker took longer than {START_TIMEOUT:g} '
-            's. Its disk may be slow. Run the same command again.'
+            's. The disk may be slow. Run the same command again.'
           ) from error
       known = programs.asked(worker, facts)
       return [text, submission.answer, submission.kind, known], self._config.time_limit
@@ -266,11 +266,11 @@ def check(
 ) -> None:
   """Start each kind of worker once; raise InputError if the verifier or a reward is unusable.
 
-  They are also unusable if a short response exceeds the time limit three times in a row, each time
-  in a process that has already imported and tried the code. Every verdict would then time out.
+  They also count as unusable if grading a short response times out three times in a row, each time
+  in a process that has already imported and tried the code, because every verdict would time out.
 
   Without `row`, only rewards that do not read a data row are tried. With a row (from
-  `stages.question_facts`), only rewards that read a row are tried.
+  `stages.question_facts`), only rewards that read one are tried.
   """
   for is_batched in (False, True) if config.batched else (False,):
     program = programs.program(config, required, row, is_batched)

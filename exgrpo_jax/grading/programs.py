@@ -23,7 +23,8 @@ def program(
 ) -> Program:
   """Return the program that judges individual responses or, if `is_batched`, calls batched rewards.
 
-  Given a data `row`, the program tries only rewards that read a row; otherwise, only the others.
+  If a data `row` is given, the program tries only the rewards that read one; otherwise, only the
+  others.
   """
   known = {'config': dataclasses.asdict(config), 'required': dataclasses.asdict(required)}
   setup = {**known, 'row': row, 'is_batched': is_batched}

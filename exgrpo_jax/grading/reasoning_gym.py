@@ -7,7 +7,7 @@ variants are tried: the answer without decoration such as `\text{}`, `**`, `$` a
 entry's own form, if both answers are the same number. A formula is not a number, and text that
 ends in a formula has no last number, because `32 - 67 =` may just repeat the question.
 
-A worker imports the package when it receives the first response that needs the package, before that
+A worker imports the package when it receives the first response that needs it, before that
 response's time limit starts.
 """
 
@@ -39,7 +39,7 @@ _EVALUATES = re.compile(r'\b(?:eval|exec|parse_expr|sympify)\(\s*answer\b')
 
 
 def judge(response: str, columns: Mapping[str, Any]) -> tuple[str, str | None]:
-  """Judge a response with its thought removed; return the fields of a Judgement.
+  """Judge a response with its reasoning removed; return the fields of a Judgement.
 
   Raises InputError if the columns contain no entry that can be scored.
   """
@@ -64,7 +64,7 @@ def extract(response: str, entry: Mapping[str, Any]) -> str | None:
 
 
 def score(given: str, entry: Mapping[str, Any]) -> float:
-  """Return the best score among an answer's spellings: 1 if correct, else partial credit.
+  """Return the best score over an answer's spellings: 1 if correct, else partial credit.
 
   Raises InputError if the task is unknown or would execute a model's text as code.
   """
@@ -89,7 +89,7 @@ def load() -> None:
 
 
 def dataset(name: str, config: Mapping[str, Any]) -> Any:
-  """Create a task's dataset. Raises InputError as `score` does, and any error from the task."""
+  """Create a task's dataset. Raises InputError as `score` does, or any error from the task."""
   tasks = importlib.import_module('reasoning_gym.factory').DATASETS
   if name not in tasks:
     raise InputError(f"the installed reasoning_gym has no task '{name}'. Choose a different task.")
@@ -119,7 +119,7 @@ def _spellings(given: str, true: str) -> list[str]:
 
 
 def _restored(entry: Mapping[str, Any]) -> dict[str, Any]:
-  """Restore tuples that JSON turned into lists, because two tasks' score_answer needs tuples."""
+  """Restore tuples that JSON turned into lists, because score_answer needs tuples in two tasks."""
   if entry['task'] not in ('arc_agi', 'rearc'):
     return dict(entry)
   board = tuple(map(tuple, entry['metadata']['output']))

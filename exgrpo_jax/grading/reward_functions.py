@@ -90,7 +90,10 @@ def name_of(spec: str) -> str:
 
 
 def load(spec: str) -> RewardFunction:
-  """Load a built-in or 'package.module:function'; raises ValueError or the import's error."""
+  """Load a built-in reward or 'package.module:function'.
+
+  Raises ValueError if it cannot be called as a reward, or whatever importing its module raises.
+  """
   function = rewards.BUILT_IN.get(spec) or user_code.load(spec)
   required, optional = [], []
   for name, parameter in inspect.signature(function).parameters.items():

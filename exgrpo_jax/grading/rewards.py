@@ -93,8 +93,8 @@ BUILT_IN = {
 def has_code_block(text: str) -> bool:
   """Return True if any line starts with ```, optionally indented; the block need not be closed.
 
-  This is a metric, not a reward. Models write code that they cannot run and trust their own guess
-  at its output. The paper says that replaying such responses causes a snowball effect
+  This is a metric, not a reward. Models write code that they cannot run, and then trust their own
+  guess at its output. According to the paper, replaying such responses causes a snowball effect
   (arXiv:2510.02245).
   """
   return _FENCE.search(text) is not None

@@ -48,7 +48,7 @@ class Question(Protocol):
 
   @property
   def kind(self) -> str:
-    """Return how answers are compared, one of KINDS."""
+    """Return how answers are compared: one of KINDS."""
     ...
 
   @property
@@ -80,7 +80,7 @@ class Verifier(Protocol):
   """
 
   def judge(self, response: str, question: Question) -> Judgement:
-    """Judge a response, with its thought removed, against the question's answer."""
+    """Judge a response, with its reasoning removed, against the question's answer."""
     ...
 
 
@@ -88,7 +88,7 @@ class BuiltIn:
   """Our own verifier."""
 
   def judge(self, response: str, question: Question) -> Judgement:
-    """Extract the answer and compare it with the truth, or let reasoning_gym judge its tasks."""
+    """Extract the answer and compare it with the truth; reasoning_gym judges its own tasks."""
     if question.kind == reasoning_gym.KIND:
       return Judgement(*reasoning_gym.judge(response, question.columns))
     given = extraction.extract(response)
@@ -98,7 +98,7 @@ class BuiltIn:
 class MathVerify:
   """Math-Verify, which the paper's authors use; `BuiltIn` judges every kind except 'math'.
 
-  The package passes the model's text to sympy, which evaluates the text. The package's time limits
+  The package passes the model's text to sympy, which evaluates it. The package's time limits
   rely on signals, so they are turned off; the worker process's limits apply instead.
   """
 

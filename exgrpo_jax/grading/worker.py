@@ -68,8 +68,8 @@ def bounded(response: str, max_length: int) -> str | None:
   """Return the part of a response to judge, at most `max_length` characters.
 
   A longer response is cut at the start if the remaining part still contains '</think>', so only
-  thought is removed, never the answer. Otherwise, the result is None, because the end of a
-  thought must not pass for an answer.
+  reasoning is removed, never the answer. Otherwise, the result is None, because the end of the
+  reasoning must not be mistaken for an answer.
   """
   if len(response) <= max_length:
     return response
@@ -133,7 +133,7 @@ def _reward(
 
 
 def checked(judgement: Judgement) -> Judgement:
-  """Return the judgement; raises ValueError if a user's verifier returned an invalid one."""
+  """Return a verifier's result; raises ValueError if it is not a valid Judgement."""
   outcome, given = judgement
   if outcome not in verifier.OUTCOMES or not (given is None or isinstance(given, str)):
     raise ValueError(

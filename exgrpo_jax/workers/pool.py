@@ -29,7 +29,7 @@ _T = TypeVar('_T')
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-  """A worker's program, in the form server.py expects, and its limits."""
+  """A worker's program, in the form that server.py expects, and its limits."""
 
   command: Sequence[str]
   setup: Mapping[str, Any]
@@ -78,8 +78,8 @@ class Worker:
   ) -> dict[str, Any] | Failure:
     """Return the reply to a request, or a Failure. Raises the same errors as `ready`.
 
-    `request` returns the request and its limit in seconds. If a process dies, `request` is called
-    again for the next process, until `deaths` processes have died.
+    `request` returns the request and its time limit in seconds. If a process dies, `request` is
+    called again for the next process, until `deaths` processes have died.
     """
     reason = ''
     for _ in range(deaths):
@@ -223,8 +223,8 @@ def _warn_once(message: str) -> None:
 class Pool:
   """A program's workers, with one thread per worker.
 
-  Each process starts on its first call. A process ends when `close` is called or the thread that
-  started it ends, so it never outlives its parent process.
+  Each process is started by its first call. A process ends when `close` is called or when the
+  thread that started it ends, so it never outlives its parent process.
   """
 
   def __init__(self, program: Program, count: int = 1) -> None:
@@ -236,7 +236,7 @@ class Pool:
     self._threads = concurrent.futures.ThreadPoolExecutor(count, thread_name_prefix='worker')
 
   def submit(self, use: Callable[[Worker], _T]) -> concurrent.futures.Future[_T]:
-    """Call `use` in a thread, with exclusive access to a worker. Calls start in order."""
+    """Call `use` in a thread with exclusive access to a worker. Calls start in submission order."""
 
     def lend() -> _T:
       worker = self._free.get()

@@ -18,14 +18,14 @@ from exgrpo_jax.workers.server import MAX_REPLY
 
 
 class WorkerProcess:
-  """A process and the socket to it.
+  """A process and the socket connected to it.
 
-  `send` and `receive` wait until a deadline, given as a time.monotonic() value. They raise
-  TimeoutError at the deadline, and EOFError with the exit status if the process is dead.
+  `send` and `receive` take a deadline as a time.monotonic() value. They raise TimeoutError when the
+  deadline passes, and EOFError with the exit status if the process is dead.
   """
 
   def __init__(self, command: Sequence[str], first: Any, timeout: float) -> None:
-    """Start the process and send the first line within `timeout` seconds."""
+    """Start the process and send it the first line within `timeout` seconds."""
     self._socket, child_socket = socket.socketpair()
     self._buffer = b''  # received bytes of an incomplete line
     search_path = os.pathsep.join(path or os.getcwd() for path in sys.path)
@@ -71,7 +71,7 @@ class WorkerProcess:
     return json.loads(line)
 
   def kill(self) -> None:
-    """Kill the process and all its children. Does nothing if the process has ended."""
+    """Kill the process and all its children. Does nothing if the process has already ended."""
     with contextlib.suppress(ProcessLookupError, PermissionError):  # already a zombie
       if self._process.returncode is None:
         os.killpg(self._process.pid, signal.SIGKILL)

@@ -5,11 +5,11 @@ Both sides send lines of JSON over a socket, which is the worker's standard inpu
   {'parent', 'memory_limit', 'setup'}   answered by {'trying': a setting, 'how': …} before each
                                         import or trial of user code, and then by the greeting or by
                                         {'refused': the error}
-  a request                             answered by the reply or, if it raised, by {'reason',
+  a request                             answered by the reply or, if an error occurs, by {'reason',
                                         'must_be_replaced': true if the worker may be inconsistent}
 
-Output of the user's code goes to standard error, where it cannot be mistaken for a reply. This
-module must not import jax: a worker must start instantly and must not touch the accelerator.
+The user code's output goes to standard error, where it cannot be mistaken for a reply. This module
+must not import jax: a worker must start instantly and must not touch the accelerator.
 """
 
 import ctypes

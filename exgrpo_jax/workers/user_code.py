@@ -25,7 +25,7 @@ _LIBRARIES = (
 _NEEDED = {
   'grading.rewards': (
     "'package.module:function', such as exgrpo_jax.grading.rewards:think_format. The function must "
-    'return a number from -1e10 to 1e10 for any response (a list of numbers in '
+    'return a number from -1e10 to 1e10 for any response (or a list of numbers if it is in '
     'config.grading.batched), and any service that it calls must be running'
   ),
   'grading.verifier': (
@@ -63,7 +63,7 @@ def awaited(result: Any) -> Any:
 
 @functools.cache
 def _runner() -> Any:
-  """Create the only event loop; async functions may keep connections open between calls."""
+  """Create the event loop once, because async functions may keep connections open between calls."""
   import asyncio  # takes a tenth of a second, and workers must start instantly
 
   return asyncio.Runner()
@@ -80,14 +80,14 @@ def refusing(key: str, spec: str) -> Iterator[None]:
     needed = 'Correct the function as shown in docs/extending.md'
     if key in _NEEDED:
       place = 'the folder where the run is started'
-      needed = f'Set a value of the form {_NEEDED[key]}. Its module must be importable from {place}'
+      needed = f'Set a value of the form {_NEEDED[key]}. The module must be importable from {place}'
     raise InputError(
       f'config.{key}: {spec!r} cannot be used ({summarize(error)}). {needed}.'
     ) from error
 
 
 def summarize(error: BaseException) -> str:
-  """Summarize an error and its location in user code on one line; may quote the response."""
+  """Summarize an error and its location in user code on one line, which may quote the response."""
   frames = traceback.extract_tb(error.__traceback__)
   own = [frame for frame in frames if not frame.filename.startswith(('<', *_LIBRARIES))]
   place = f' ({own[-1].filename}:{own[-1].lineno})' if own else ''  # innermost in user code

@@ -40,7 +40,7 @@ def test_a_reply_that_is_not_an_observation_is_refused(reply):
   ('messages', 'shown'), [(None, 'None'), (('on', {}), "'on'"), (3, '3'), ([{'role': 'user'}], '{')]
 )
 def test_an_invalid_message_is_quoted(messages, shown):
-  with pytest.raises(ValueError, match=f'^{re.escape(shown)}.* is not a message'):
+  with pytest.raises(ValueError, match=f'^{re.escape(shown)}.* is not a valid message'):
     as_messages(messages)
 
 
@@ -99,7 +99,7 @@ def test_episodes_in_one_worker_are_independent(workers):
   [
     ('raise', 'RuntimeError: as it was told'),
     ('die', '2 workers died during this request, the last with exit status 3'),
-    ('strange', 'ValueError: .*is not a message'),
+    ('strange', 'ValueError: .*is not a valid message'),
   ],
 )
 def test_a_failure_ends_only_its_own_episode(workers, turn, reason):
@@ -128,7 +128,7 @@ def test_an_environment_that_hangs_is_killed_in_time():
 def test_prompts_come_from_reset(workers):
   asked = [question(0), question(1, prompt='go')]
   assert workers.prompts(asked, 'game:test') == [said('begin'), said('go')]
-  message = r'name: game:test: reset failed for row 2: ValueError: 3 is not a message'
+  message = r'name: game:test: reset failed for row 2: ValueError: 3 is not a valid message'
   with pytest.raises(InputError, match=message):
     workers.prompts([*asked, question(2, prompt=3)], 'game:test')
 

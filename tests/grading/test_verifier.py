@@ -272,7 +272,7 @@ DESCRIPTIONS = {
   r'\pi': 'number near 3.14159265359',
   'i': 'i',
   r'10^{9000}': 'rational number with many digits',
-  r'\begin{pmatrix}1\end{pmatrix}': 'matrix of 1 by 1',
+  r'\begin{pmatrix}1\end{pmatrix}': '1 by 1 matrix',
   '20\\%': 'integer 20 percent',
   'f(1)<f(2)': 'relation',
   '6 * 7 = 42\n#### 42': 'integer 42',  # a worked solution

@@ -194,7 +194,7 @@ def _flatten(items: Sequence[Reading]) -> Iterator[Reading]:
 
 
 def _share_labels(items: Sequence[Reading]) -> Reading:
-  """Combine items into a list, labelled if they share a label: 'x = 1 or x = 2', 'n = 1, 2, 3'."""
+  """Combine items into a list, labeled if they share a label: 'x = 1 or x = 2', 'n = 1, 2, 3'."""
   labels = [item[1] if item[0] == 'labelled' else None for item in items]
   if labels[0] is None or any(item[0] == 'equation' for item in items):
     return 'list', tuple(_flatten(items))
@@ -207,7 +207,7 @@ def _share_labels(items: Sequence[Reading]) -> Reading:
 
 
 def _choose_sign(tree: Any, sign: int) -> Any:
-  r"""Replace every '\pm' in a tree with this sign, and every '\mp' with the opposite sign."""
+  r"""Replace every '\pm' in a tree with the given sign, and every '\mp' with the opposite sign."""
 
   def chosen(node: Tree) -> Tree | None:
     if node[0] != 'plusminus':
@@ -274,7 +274,7 @@ _REVERSED = {'>': '<', '>=': '<=', '<': '>', '<=': '>='}
 
 
 def _interpret_inequality(operators: Sequence[str], sides: Sequence[Tree | None]) -> Reading:
-  """Solve an inequality for the interval of its unknown; return a 'chain' if it cannot be solved.
+  """Solve an inequality for its unknown; return a 'chain' if it cannot be solved.
 
   A missing side, as in '< 5', is None.
   """

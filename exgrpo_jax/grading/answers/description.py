@@ -26,7 +26,7 @@ def describe(reading: Reading) -> str:
     case 'numeral', digits, base:
       return f'numeral {digits} in base {base}'
     case 'matrix', rows:
-      return f'matrix of {len(rows)} by {len(rows[0])}'
+      return f'{len(rows)} by {len(rows[0])} matrix'
     case _:
       return _describe_parts(reading)
 

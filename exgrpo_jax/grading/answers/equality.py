@@ -1,4 +1,4 @@
-"""Comparison of the text of a model's answer with the text of the ground truth.
+"""Comparison of a model's answer with the ground truth, both given as text.
 
 The truth decides how the two are compared: a capital letter is a choice, and a word is text. When
 in doubt, the two count as different, because the model is rewarded for whatever passes here. A
@@ -48,7 +48,7 @@ _MANY_DIGITS = 12  # a decimal with this many digits equals an irrational number
 
 
 def equal(given: str, truth: str, kind: str) -> bool:
-  """Return True if the text of an answer is equivalent to the text of the ground truth.
+  """Return True if an answer is equivalent to the ground truth, both given as text.
 
   The truth may also be a worked solution or a sentence that contains the answer, or a JSON list of
   accepted answers. `kind` is 'math', 'choice' or 'text'.
@@ -220,8 +220,8 @@ def _percentage(tree: Tree) -> Tree | None:
 def _in_one_unit(given: Reading, truth: Reading) -> tuple[Reading, Reading]:
   """Return both quantities, with one converted to the other's unit if possible: 500 cm to 5 m.
 
-  '6 m' is 6 times m if the other side uses m as a variable. A number with pi is an angle in radians
-  if the other side is in degrees.
+  '6 m' is 6 times m if the other side uses m as a variable. A number with pi counts as an angle in
+  radians if the other side is in degrees.
   """
   (_, x, x_unit), (_, y, y_unit) = given, truth
   if (not x_unit and y_unit) or (x_unit, y_unit) == ('radian', 'degree'):
@@ -343,7 +343,7 @@ def _split_assignment(reading: Reading) -> Reading:
 
 
 def _same_without_labels(unlabelled: Reading, assignments: Sequence[tuple[Tree, Reading]]) -> bool:
-  """Compare a reading with labelled values; coordinates ('y = 2, x = 1') are sorted by label."""
+  """Compare a reading with labeled values; coordinates ('y = 2, x = 1') are sorted by label."""
   names = sorted(label[1] for label, _ in assignments if label[0] == 'symbol')
   if len(names) == len(assignments) and ''.join(names) in _ALPHABET:
     assignments = sorted(assignments, key=lambda assignment: assignment[0][1])
@@ -461,7 +461,7 @@ def _same_in_any_order(given: Sequence[Reading], truth: Sequence[Reading]) -> bo
 
 
 def _distinct(items: Sequence[Reading]) -> Sequence[Reading]:
-  """Drop repeated items, because a solution counts once: '1/2, 0.5' is '1/2'."""
+  """Drop repeated items, because each solution counts once: '1/2, 0.5' is '1/2'."""
   kept: list[Reading] = []
   for item in dict.fromkeys(items):
     others = kept[:_MAX_PAIRWISE] if item[0] == 'quantity' else []
@@ -471,7 +471,7 @@ def _distinct(items: Sequence[Reading]) -> Sequence[Reading]:
 
 
 def _pair_up(x: Sequence[Any], y: Sequence[Any], are_same: Callable[[Any, Any], bool]) -> bool:
-  """Return True if each item of x matches a different item of y; both have the same length."""
+  """Return True if each item of x matches a different item of y; x and y have the same length."""
   unmatched_y, unmatched_x = list(y), []
   for item in x:  # pair identical items first, which is fast
     if item in unmatched_y:

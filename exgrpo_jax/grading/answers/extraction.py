@@ -1,4 +1,4 @@
-"""Extraction of the answer from a response: from the last box after the thought, or from prose.
+"""Extraction of the answer from a response: from the last box after the reasoning, or from prose.
 
 A hedged answer keeps its hedge, so that it matches neither alternative: '3 or 4' in prose gives
 'or 4'. The section on boxes below covers answers in several boxes.
@@ -106,9 +106,9 @@ _PROSE = re.compile(r'(?<![\\A-Za-z{])[A-Za-z]{4,}|\n\s*\n')
 
 
 def solution(response: str, require: Collection[str] = ()) -> str | None:
-  """Return the text after a response's thought, or None if the response lacks a required part.
+  """Return the text after a response's reasoning, or None if a required part is missing.
 
-  The thought is any text before the last '</think>' or after an unclosed '<think>'. If `require`
+  The reasoning is any text before the last '</think>' or after an unclosed '<think>'. If `require`
   contains 'think', the response needs a '</think>'; if it contains 'box', a box.
   """
   _, closing_tag, rest = response.rpartition('</think>')
@@ -119,27 +119,28 @@ def solution(response: str, require: Collection[str] = ()) -> str | None:
 
 
 def extract(response: str, require: Collection[str] = ()) -> str | None:
-  r"""Extract a response's answer as written, or return None; for `require` see `solution`.
+  r"""Return a response's answer as written, or None; for `require`, see `solution`.
 
   The answer is the last box and the boxes joined to it (read_boxes). An unclosed box, as in a
   truncated response, is not an answer. Without a box, the answer is the first of these that exists:
-  text after the last '####', text after the last 'answer is', the last number or its formula.
+  text after the last '####', text after the last 'answer is', the last number or the formula
+  that contains it.
   """
   rest = solution(response, require)
   return None if rest is None else _answer(rest, _last_number)
 
 
 def extract_text(response: str) -> str | None:
-  """Extract an answer that is not a number, using the last line instead of the last number."""
+  """Extract a nonnumeric answer, falling back on the last line instead of the last number."""
   return _answer(solution(response) or '', lambda text: text.strip().rpartition('\n')[2])
 
 
 def final_answer(truth: str) -> str:
   """Extract the answer from a truth that may be a worked solution: '#### 42' gives '42'.
 
-  If the truth contains '####', the answer is the text after the last '####', or the box in that
-  text. Otherwise, the answer is the box or, without a box, the answer stated in a sentence. Other
-  truths are returned unchanged.
+  If the truth contains '####', the answer is the text after the last '####' or, if that text
+  contains a box, the boxed answer. Otherwise, it is the boxed answer or, without a box, the answer
+  stated in a sentence. Other truths are returned unchanged.
   """
   _, marker, tail = truth.rpartition('####')
   if marker and tail.strip():
@@ -282,7 +283,7 @@ def _last_number(text: str) -> str | None:
 
 
 def _with_hedge(before: str, answer: str) -> str:
-  """Prepend 'or' or 'not' to an answer if the text before it ends with 'or' or a denial."""
+  """Prepend 'or' or 'not' to an answer if the text before it ends with 'or' or a negation."""
   doubt = _DOUBT_BEFORE.search(before[-_HEDGE_WINDOW:])
   return f'{"not" if doubt["denial"] else "or"} {answer}' if doubt else answer
 

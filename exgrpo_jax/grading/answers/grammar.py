@@ -144,7 +144,7 @@ def is_word(text: str) -> bool:
 
   Capitals and names such as Amy are words. Three or more lowercase letters are a word unless they
   are consecutive in the alphabet (abc), contain no vowel (mgh), or contain x or z (abx), except for
-  a few known words. aba is a word too, because a product would not separate the two a's. Two
+  a few known words. aba is a word too, because in a product, the two a's would be adjacent. Two
   lowercase letters are a product, except for a few words.
   """
   if text.isupper():
@@ -416,7 +416,7 @@ class Grammar(Cursor, abc.ABC):
     return None
 
   def _with_smaller_unit(self, factors: Sequence[Tree]) -> Tree:
-    """Read the '30 minutes' in '1 hour 30 minutes' and add them to the hour."""
+    """Parse the '30 minutes' in '1 hour 30 minutes' and add it to the hour."""
     smaller = [self._power()]
     while smaller[0][0] != 'unit' and (measured := self._measured(smaller)):
       smaller = measured

@@ -49,7 +49,7 @@ def proportional_expressions(x: Tree, y: Tree, positive: bool) -> bool:
 
 
 def _decide(x: Tree, y: Tree, compare: Callable[[Polynomial, Polynomial], bool]) -> bool | None:
-  """Apply `compare` to two polynomials in the same ratio as x and y; None if undecided."""
+  """Apply `compare` to two polynomials whose ratio is x / y; return None if undecided."""
   if size(x) + size(y) > _MAX_NODES:
     return None
   try:

@@ -154,13 +154,13 @@ class _Parser(Grammar):
     if len(items) > 1:
       return 'group', mark, closing.text, tuple(items)
     if closing.text != _CLOSING[mark]:
-      raise UnreadableError('a half-open interval needs two ends')
+      raise UnreadableError('a half-open interval needs two endpoints')
     (item,) = items
     # A sum with one term, because '(2)(3)' is a product but '2 3' is not.
     return ('add', (item,)) if item[0] == 'number' else item
 
   def _set(self) -> Tree:
-    r"""Read what follows '\{': a set, or the condition of '\{x \mid x < 5\}'."""
+    r"""Read what follows '\{': a set, or the condition in '\{x \mid x < 5\}'."""
     bars, self._bars = self._bars, 1  # '|' ends the variable, not an absolute value
     items = [] if self._next_is('}') else self._items()
     self._bars = bars
@@ -214,7 +214,7 @@ class _Parser(Grammar):
   def _accented(self, accent: str) -> Tree:
     inner = self._subscript() if self._next_is_mark('{') else self._advance().text
     if inner in ('(', ''):
-      raise UnreadableError('an accent must be above a name')
+      raise UnreadableError('an accent must be placed on a name')
     return self._name(f'{accent} {inner}')
 
   def _angle(self, name: str) -> Tree:
@@ -231,7 +231,7 @@ class _Parser(Grammar):
     return 'call', f'{name}_{lower or ""}', (upper or ('number', Fraction(0)), self._factors())
 
   def _scripts(self, lower: Callable[[], Any]) -> tuple[Any, Tree | None]:
-    """Read a subscript (using `lower`) and a superscript, in any order; a missing one is None."""
+    """Read a subscript (using `lower`) and a superscript in either order; a missing one is None."""
     subscript = superscript = None
     while mark := self._accept('_', '^'):
       if mark == '_':

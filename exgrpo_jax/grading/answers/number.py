@@ -116,7 +116,7 @@ def _product(values: Iterable[Number], context: Context) -> Number:
 
 
 def divide(a: Number, b: Number, context: Context) -> Number:
-  """Return the quotient a / b; raises one of ERRORS if it has no value."""
+  """Return the quotient a / b; raises one of ERRORS if it is undefined."""
   if b == 0:
     raise UndefinedError('division by zero')
   if isinstance(a, Fraction) and isinstance(b, Fraction):
@@ -128,7 +128,7 @@ def _power(base: Number, exponent: Number, context: Context) -> Number:
   if base == 0:
     if isinstance(exponent, Fraction) and exponent > 0:
       return Fraction(0)
-    raise UndefinedError('zero raised to an exponent that is not positive')
+    raise UndefinedError('zero raised to a power that is not positive')
   if isinstance(base, Fraction) and isinstance(exponent, Fraction) and exponent.denominator == 1:
     bits = max(abs(base.numerator), base.denominator).bit_length()
     if base not in (1, -1) and bits * abs(exponent) > 2 * _MAX_INTEGER_BITS:
@@ -222,7 +222,7 @@ def _floor_or_ceil(name: str, value: Number, context: Context) -> Fraction:
   if isinstance(value, Fraction):
     return Fraction(math.floor(value) if name == 'floor' else math.ceil(value))
   if is_complex(value):
-    raise UndefinedError('a complex number has no floor')
+    raise UndefinedError('a complex number has no floor or ceiling')
   value = context.re(value)
   nearest = int(context.nint(value))
   if abs(value - nearest) < context.mpf(10) ** -(context.dps // 2):
@@ -246,7 +246,7 @@ def _check_bounds(value: Number, context: Context) -> Number:
 
 
 def to_float(value: Number, context: Context) -> Number:
-  """Convert a Fraction to an mpf of the context; return other numbers unchanged."""
+  """Convert a Fraction to an mpf in the context; return other numbers unchanged."""
   if isinstance(value, Fraction):
     return context.mpf(value.numerator) / value.denominator
   return value

@@ -74,10 +74,10 @@ def in_one_face(x: Tree, y: Tree) -> tuple[Tree, Tree]:
 
 
 def ordered_letters(given: Tree, truth: Tree) -> frozenset[str]:
-  """Return the letters in two trees whose order in products may matter; usually the empty set.
+  """Return the letters of both trees for which the order of multiplication may matter.
 
-  A capital letter counts as a number if the truth divides by the letter. A lowercase letter counts
-  as a number if either side divides by the letter.
+  There are usually none. A capital letter counts as a number if it is part of a divisor in the
+  truth, and a lowercase letter if it is part of a divisor on either side.
   """
   names = symbols(given) | symbols(truth)
   found = {name for name in names if name.startswith(_VECTORS + _OPERATORS)}
@@ -150,7 +150,7 @@ def _is_inverse(tree: Tree) -> bool:
 
 
 def _is_capital(name: str) -> bool:
-  """Return True for A, A_1 and Lambda, but not for words and marked letters."""
+  """Return True for A, A_1 and Lambda, but not for words or marked letters."""
   stem = name.partition('_')[0]
   return (len(stem) == 1 and stem.isupper()) or stem in _GREEK_CAPITALS
 
@@ -328,7 +328,7 @@ def with_forms(tree: Tree) -> Tree:
 
 
 def without_differentials(tree: Tree) -> Tree:
-  """Read 'dv' in a tree as a product, for a ground truth where d is a distance."""
+  """Read 'dv' in a tree as a product, in case d is a distance in the ground truth."""
   return rewrite(
     tree,
     lambda node: ('multiply', (('symbol', 'd'), *node[2])) if node[:2] == ('call', 'd') else None,

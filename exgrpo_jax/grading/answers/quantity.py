@@ -2,8 +2,8 @@
 
 Rational numbers are compared exactly. Other numbers are compared to 100 digits, or to 600 if 100
 are inconclusive. Expressions with unknowns are compared at several points. All sizes are bounded; a
-number that is too large counts as having no value. If values are inconclusive, algebra
-(identity.py) decides. Algebra can also overrule a match if there are unknowns in binomials,
+number that is too large counts as undefined. If the values are inconclusive, algebra (identity.py)
+decides. Algebra can also overrule a match if there are unknowns in binomials,
 factorials, gcd, lcm or rounding, because such expressions may agree at all points by chance.
 """
 
@@ -38,7 +38,7 @@ _NUM_ROUNDED_POINTS = 24
 
 
 def exact(tree: Tree) -> Fraction | None:
-  """Return the value of a tree without unknowns if evaluation stays rational; else None."""
+  """Return the value of a tree without unknowns if it evaluates to a Fraction; else None."""
   value = _value(tree, {})
   return value if isinstance(value, Fraction) else None
 
@@ -150,7 +150,7 @@ def _all_same(verdicts: Iterable[bool | None], at_least: int) -> bool | None:
 
 
 def _integer_point(unknowns: Iterable[str], index: int) -> dict[str, Fraction]:
-  """Return a point of integers, some large enough that n/20 and n/30 round differently."""
+  """Return an integer point; some values are large enough that n/20 and n/30 round differently."""
   largest = _LARGEST_COUNTS[index % len(_LARGEST_COUNTS)]
   return {name: Fraction(1 + _checksum(name, index) % largest) for name in unknowns}
 
@@ -214,7 +214,7 @@ def _round_point(point: Point, context: Context) -> Point:
 def _same_at(x: Tree, y: Tree, point: Point, must_be_real: bool = False) -> bool | None:
   """Return True if two trees agree at a point; None if either has no value there.
 
-  With `must_be_real`, a complex value counts as no value.
+  With `must_be_real`, complex values do not count.
   """
   may_repeat = size(x) + size(y) < _MAX_NODES_TWICE
   for digits in _DIGITS if may_repeat else _DIGITS[:1]:

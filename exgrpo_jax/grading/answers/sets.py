@@ -1,8 +1,8 @@
 """Sets of real numbers: intervals, finite sets, and their unions, intersections and differences.
 
 Only the order of the endpoints matters, so each endpoint is replaced with its rank among all
-endpoints. The endpoints divide the line into pieces, and a set is a frozenset of pieces: number 2r
-is the endpoint of rank r, and numbers 2r - 1 and 2r + 1 are the gaps on its two sides.
+endpoints. The endpoints divide the line into pieces, and a set is a frozenset of pieces: piece 2r
+is the endpoint with rank r, and pieces 2r - 1 and 2r + 1 are the gaps on either side of it.
 """
 
 import functools

@@ -130,7 +130,7 @@ def normalize_spelling(text: str) -> str:
 
 
 def _spell_out(match: re.Match[str]) -> str:
-  """Return '^{12}' for '¹²', '_{2}' for '₂', or a fraction, separated from an integer before it."""
+  r"""Return '^{12}' for '¹²', '_{2}' for '₂', and ' \frac{1}{2}' for '½'."""
   plain = unicodedata.normalize('NFKC', match[0])
   if match.lastgroup:
     return f'{"^" if match.lastgroup == "raised" else "_"}{{{plain}}}'

@@ -72,7 +72,7 @@ def make_product(factors: Sequence[Tree]) -> Tree:
 
 
 def subtract(left: Tree, right: Tree) -> Tree:
-  """Return the tree of left - right."""
+  """Return the tree for left - right."""
   return 'add', (left, ('negate', right))
 
 
@@ -119,7 +119,7 @@ def size(tree: Tree) -> int:
 
 
 def is_label(tree: Tree) -> bool:
-  """Return True if a tree only names an equation's other side, like x in 'x = 5' (or dy/dx)."""
+  """Return True if a tree just names the other side of an equation: x in 'x = 5', or dy/dx."""
   match tree:
     case 'symbol', name:
       return name not in _CONSTANTS

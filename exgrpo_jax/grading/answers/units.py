@@ -1,4 +1,4 @@
-"""Units of measurement: their names, synonyms and conversion.
+"""Units of measurement: their names, synonyms and conversions.
 
 Units are convertible if their dimensions match, like 'km/h' and 'm/s'. Temperatures are not
 converted, because their scales have different zero points. Case matters only in a prefix: 5 Mm is
@@ -168,13 +168,13 @@ def measure(unit: str) -> tuple[Fraction, dict[str, int]] | None:
 
 
 def conversion(unit: str, other: str) -> Fraction | None:
-  """Return the size of one `unit` in units of `other`; None if their dimensions differ."""
+  """Return the size of one `unit`, measured in `other`; None if their dimensions differ."""
   x, y = measure(unit), measure(other)
   return x[0] / y[0] if x and y and x[1] == y[1] else None
 
 
 def joined(larger: str, smaller: str, is_list: bool) -> Fraction | None:
-  """Return the smaller unit's size in the larger unit; None if they cannot form one quantity.
+  """Return the smaller unit's size, measured in the larger; None if they do not form one quantity.
 
   The larger unit comes first, as in '1 hour 30 minutes'. `is_list` is True if a comma or 'and'
   separates the units, which makes '5 m, 3 cm' two answers.
