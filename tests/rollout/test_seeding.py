@@ -212,7 +212,7 @@ GOOD = {'question': 'q', 'response': 'r'}
       GOOD | {'response': '\ud83d'}, r"field 'response' is not valid Unicode", id='unicode'
     ),
     pytest.param(
-      {'prompt': CHAT[:1], 'response': 'r'}, r"whose last 'user' message contains text", id='user'
+      {'prompt': CHAT[:1], 'response': 'r'}, r"the last 'user' message contains text", id='user'
     ),
     pytest.param(
       {'question': 'q', 'target': CHAT[:2]},
