@@ -1,8 +1,8 @@
 """Warnings about a single step or the latest steps, each with a remedy.
 
-All warnings are based on counts: truncated responses, groups with equal rewards, failed gradings,
-questions left in the pool. Each kind of warning is repeated at most once every `PAUSE` steps,
-except the warnings about failed gradings and about `SILENT_STEPS`.
+All warnings are based on counts: truncated responses, groups with equal rewards, responses that
+could not be graded, questions left in the pool. Each kind of warning is repeated at most once every
+`PAUSE` steps, except the warnings about failed grading and about `SILENT_STEPS`.
 """
 
 import dataclasses
@@ -17,8 +17,8 @@ from exgrpo_jax.reporting.metrics import Run
 WINDOW = 20  # steps that a warning covers
 PAUSE = 100  # steps between two warnings of the same kind
 SILENT_STEPS = 10  # warn after every 10 consecutive steps without a learning signal
-# Warn if a larger share of the gradings fails. A few timeouts on a busy machine barely change the
-# rewards; above 1%, something is usually wrong with a reward function or the limits.
+# Warn if grading fails for a larger share of the responses. A few timeouts on a busy machine barely
+# change the rewards; above 1%, something is usually wrong with a reward function or the limits.
 MAX_FAILURES = 0.01
 _SHARES = ('groups/zero_advantage', 'groups/solved_by_all', 'groups/solved_by_none')
 
@@ -99,8 +99,8 @@ def no_signal(metrics: Mapping[str, float], silent_steps: int) -> str:
 def empty_pool(setup: Setup, recent: Run) -> str:
   """Return a warning if retired questions will be reused before the run ends, else ''.
 
-  R of N questions are retired, and r more retire per step. After (N - R - Q) / r more steps at this
-  pace, fewer than the Q questions that each step needs are left.
+  R of N questions are retired, and r more retire per step. At this pace, after (N - R - Q) / r more
+  steps, fewer questions are left than the Q that each step needs.
   """
   first, last = recent[0], recent[-1]
   retired = last['buffer/retired']
@@ -111,11 +111,12 @@ def empty_pool(setup: Setup, recent: Run) -> str:
   empty = last['step'] + math.floor(wait) + 1
   if max(empty, last['step']) >= setup.num_steps:
     return ''
-  since = f'From about step {empty:.0f} of {setup.num_steps} on,' if wait >= 0 else 'Now'
+  later = f'From about step {empty:.0f} of {setup.num_steps} on, there will be'
+  since = later if wait >= 0 else 'There are now'
   return (
-    f'{retired:,.0f} of {setup.pool:,} training questions are retired, and {pace:.1f} more were '
-    f'retired per step over the last {WINDOW} steps. {since} fewer than the {setup.questions} '
-    'questions that a step needs are left, so retired questions are reused. Use a larger '
+    f'{retired:,.0f} of {setup.pool:,} training questions are retired, with {pace:.1f} retired per '
+    f'step over the last {WINDOW} steps. {since} fewer unretired questions than the '
+    f'{setup.questions} that a step needs, so retired questions are reused. Use a larger '
     'config.data.train, fewer steps, or config.replay.retire=never.'
   )
 
@@ -137,17 +138,17 @@ def silent_groups(recent: Run) -> str:
 
 
 def grading(step: int, verdicts: Sequence[Sequence[Verdict]]) -> str:
-  """Return a warning if more than MAX_FAILURES of the gradings failed, else ''."""
+  """Return a warning if grading failed for more than MAX_FAILURES of the responses, else ''."""
   graded = [verdict for group in verdicts for verdict in group]
   failed = [verdict for verdict in graded if verdict.outcome in FAILURES]
   if len(failed) <= MAX_FAILURES * len(graded):
     return ''
-  counts = ' and '.join(
+  counts = ', '.join(
     f'{sum(verdict.outcome == outcome for verdict in failed)} {outcome}' for outcome in FAILURES
   )
   return (
-    f'step {step}: of {len(graded)} gradings, {counts}. These responses count as wrong, with '
-    f'reward 0. First reason: {failed[0].reason}.'
+    f'step {step}: grading failed for {len(failed)} of {len(graded)} responses ({counts}). These '
+    f'responses count as wrong, with reward 0. First reason: {failed[0].reason}.'
   )
 
 
@@ -204,7 +205,7 @@ def breakdown(config: optimizer.OptimizerConfig, recent: Run) -> str:
     return ''
   return (
     f'{skipped:.0f} of the {updates} updates in the last {BREAKDOWN_WINDOW} steps were skipped '
-    'because their gradient norms were not finite or above config.optimizer.skip_above_norm='
+    'because their gradient norms were not finite or exceeded config.optimizer.skip_above_norm='
     f'{config.skip_above_norm:g} (last step: {last["gradient_norm"]:g} on average), so '
     'the policy is barely learning. Train in a new --workdir with '
     f'config.optimizer.learning_rate below {config.learning_rate:g}. If you expect norms of this '

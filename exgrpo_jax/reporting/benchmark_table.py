@@ -1,7 +1,7 @@
 """A suite's results table: one row per policy, one column per benchmark, in Markdown and CSV.
 
-Each row is a JSON file that `exgrpo evaluate --suite` writes to the rows' folder. Every evaluation
-rewrites the tables from all rows.
+Each row is a JSON file that `exgrpo evaluate --suite` writes to a folder for this suite. Every
+evaluation rewrites the tables from all rows in the folder.
 """
 
 import csv
@@ -150,7 +150,7 @@ def write(out: str, suite: str, benchmarks: Sequence[Benchmark], rows: Sequence[
 
 
 def markdown(benchmarks: Sequence[Benchmark], rows: Sequence[Row]) -> str:
-  """Return a Markdown table of percentages, each ± half its interval, with a legend."""
+  """Return a Markdown table of percentages ± half the width of their intervals, with a legend."""
   header = ['']
   for group, members in _grouped(benchmarks).items():
     header += [*(benchmark.label for benchmark in members), f'average {GROUPS[group]}']
@@ -216,7 +216,7 @@ def _legend(benchmarks: Sequence[Benchmark], rows: Sequence[Row]) -> str:
   settings = rows[0]['settings'] if rows else {}
   of_measure = '; '.join(f'{measure}: {", ".join(labels)}' for measure, labels in measures.items())
   lines = [
-    f'Percent ± half of the 95% interval. {of_measure}.',
+    f'Percent ± half the width of the 95% interval. {of_measure}.',
     ', '.join(f'{key}={value}' for key, value in settings.items()),
   ]
   without: dict[str, list[str]] = {}

@@ -1,10 +1,10 @@
 """Comparisons of policies and runs: scores over seeds, paired differences, 95% intervals.
 
-Intervals over questions are cluster-robust; intervals over seeds are SciPy's percentile bootstraps
+Intervals over questions are cluster-robust; intervals over seeds use SciPy's percentile bootstrap
 (Efron, Annals of Statistics 7, 1979). With few seeds, these bootstrap intervals are too narrow. For
 normally distributed values, they cover the true mean 95% of the time with many seeds, about 91%
 with 16 seeds, 87% with 8 and 83% with 5. With two seeds, coverage would be 50%, so no interval is
-computed. Equal values have no interval either, because all their resamples would be equal.
+computed. Equal values get no interval either, because all resamples of them would be equal.
 """
 
 import math
@@ -63,7 +63,7 @@ def interval_95(correct_QK: np.ndarray, cluster_Q: _Clusters) -> Estimate:
 
 
 def difference_95(difference_Q: np.ndarray, cluster_Q: _Clusters) -> Estimate:
-  """Estimate the mean of paired differences, by the normal approximation.
+  """Estimate the mean of paired differences, using the normal approximation.
 
   The standard error is cluster-robust, as in `interval_95`. If all differences are equal, this
   error is 0 and carries no information. If all G clusters have the same value, then, with 95%
@@ -85,7 +85,7 @@ def difference_95(difference_Q: np.ndarray, cluster_Q: _Clusters) -> Estimate:
 
 
 def asked(record: Mapping[str, Any]) -> str:
-  """Return the cluster key of an evaluated question; copies such as AIME's 32 rows share a key.
+  """Return the cluster key of an evaluated question; the 32 copies of an AIME question share a key.
 
   The key includes the answer, because an environment's prompt may be the same for all questions.
   """
@@ -144,7 +144,7 @@ def bootstrap(values: np.ndarray, statistic: Callable[..., np.ndarray] = mean) -
 
 
 class Comparison(NamedTuple):
-  """The difference between two policies or settings over their common pairs."""
+  """The difference between two policies or settings, over the seeds or questions they share."""
 
   difference: np.ndarray  # [N], second minus first
   pairs: int  # seeds, or distinct questions
@@ -204,7 +204,7 @@ def scores_of(run: Run, name: str) -> dict[int, float]:
 def summaries(
   name: str, settings: Mapping[str, Sequence[Scores]]
 ) -> tuple[int | None, dict[str, Summary]]:
-  """Return the last step that the runs of all settings share, and a summary of each setting.
+  """Return the last step at which all runs were evaluated, and a summary of each setting.
 
   Runs without the score are left out, and so are settings in which no run has the score.
   """
@@ -238,7 +238,7 @@ def last_common_step(evaluated: Sequence[Collection[int]]) -> int | None:
 
 
 def best(name: str, values: Iterable[float]) -> float:
-  """Return the highest finite value, or the lowest if lower is better ('eval/gsm8k/truncated').
+  """Return the highest finite value, or the lowest if lower is better (as for truncated responses).
 
   Returns NaN if no value is finite.
   """
@@ -300,7 +300,7 @@ def tabulated(runs: Mapping[str, Sequence[Run]]) -> list[str]:
 
 
 def steps(last: Iterable[int]) -> str:
-  """Format the steps of several runs' last evaluations: `3`, or `2 to 3` if they differ."""
+  """Format the steps at which runs were last evaluated: `3`, or `2 to 3` if the steps differ."""
   found = sorted(set(last))
   return '-' if not found else ' to '.join(map(str, dict.fromkeys((found[0], found[-1]))))
 

@@ -50,8 +50,8 @@ def banner(
     ),
     ('training', _size(rollout.data)),
     (
-      'a step',
-      f'{counted(config.questions, "question")}, {counted(config.group_size, "response")} to each',
+      'each step',
+      f'{counted(config.questions, "question")}, {counted(config.group_size, "response")} each',
     ),
     *[('evaluation', _size(questions)) for questions in evaluations],
     *[('', f'at the start, every {counted(every, "step")} and at the end')] * bool(evaluations),
@@ -138,9 +138,9 @@ def farewell(
 def summary_table(run: Run) -> str:
   """Return a text table of the first, last and best values of a run's metrics and evaluations.
 
-  First and last are means over the first and last tenth of the records with the metric, at least
-  one record each. Best is `comparison.best`, followed by its step; entropy and length have no best
-  value. Metrics that appear in no record are left out.
+  First and last are means over the first and last tenth of the records that contain the metric, at
+  least one record each. Best is `comparison.best`, followed by its step; entropy and length have no
+  best value. Metrics that appear in no record are left out.
   """
   names = {name for record in run for name in record if name.startswith('eval/')}
   evaluations = [n for n in sorted(names) if not n.endswith(('_low', '_high', '/questions'))]

@@ -81,7 +81,7 @@ def read_evaluations(workdir: str | os.PathLike, step: int) -> list[dict[str, An
 
 
 def append_evaluation(folder: str, record: Mapping[str, Any]) -> None:
-  """Append a record of `exgrpo evaluate`, and remove a last line that a full disk cut off."""
+  """Append a record from `exgrpo evaluate`; first remove any last line cut off by a full disk."""
   with open(os.path.join(folder, EVALUATIONS), 'a+b') as file:
     file.seek(0)
     file.truncate(file.read().rfind(b'\n') + 1)
@@ -118,7 +118,7 @@ def json_line(record: Mapping[str, Any]) -> str:
 
 
 def _write(path: pathlib.Path, records: Iterable[Mapping[str, Any]]) -> None:
-  """Write one record per line, atomically, so that a kill never leaves a partial file."""
+  """Write one record per line, atomically, so that a killed process never leaves a partial file."""
   # UTF-8 cannot encode a lone surrogate; backslashreplace writes its JSON escape.
   with (
     replacing(path) as unfinished,
@@ -149,7 +149,7 @@ def _start_wandb(
   So each start is a separate wandb run, in a group named after the workdir.
   """
   group = workdir.resolve().name
-  remedy = 'Run the same command again; WANDB_MODE=offline keeps the metrics in the workdir'
+  remedy = 'Rerun the command. With WANDB_MODE=offline, wandb writes only to the workdir'
   with _explained(project, remedy, status=1):
     return _wandb(project).init(
       project=project,
@@ -181,8 +181,8 @@ def _wandb(project: str) -> Any:
   if not hasattr(wandb, 'init'):
     raise InputError(
       f"config.metrics.wandb_project='{project}': wandb is not installed. Run "
-      "pip install -e '.[wandb]' in the clone (elsewhere pip install wandb), or set the project "
-      "to ''."
+      "pip install -e '.[wandb]' in the clone (without a clone, pip install wandb), or set the "
+      "project to ''."
     )
   return wandb
 
@@ -219,7 +219,7 @@ def tag(name: str) -> str:
 
 
 def markdown(row: Mapping[str, Any]) -> str:
-  """Format a row from `step_rows.sample_rows` for TensorBoard's text page."""
+  """Format a row from `step_rows.sample_rows` for TensorBoard's Text tab."""
   facts = {name: row[name] for name in ('row', 'answer', 'outcome', 'reward', 'truncated')}
   if row['replayed']:
     facts['written in step'] = row['written_in_step']

@@ -48,7 +48,8 @@ def state_of(workdir: str, records: Run, started: float, is_gone: bool, now: flo
   """Return a run's state at time `now`; it is 'stalled' when `clock.watched` would print a warning.
 
   Only steps since the latest start are timed, because a run may resume long after its last step
-  and must compile first. Times are in Unix seconds. `is_gone`: the run's process has ended.
+  and must compile first. Times are in Unix seconds. `is_gone` is True if the run's process has
+  ended.
   """
   if not records:
     if is_gone:
@@ -69,7 +70,7 @@ def state_of(workdir: str, records: Run, started: float, is_gone: bool, now: flo
   pace, since = statistics.median(gaps), datetime.datetime.fromtimestamp(times[-1])
   if now - times[-1] > max(clock.FACTOR * pace, clock.LEAST_SECONDS):
     text = f'No step has finished since {done} at {since:%H:%M:%S on %Y-%m-%d}, although a step '
-    text += f'takes {pace:.1f} s. The run may be stuck; its output may show where.'
+    text += f'usually takes {pace:.1f} s. The run may be stuck; its output may show where.'
     return State('stalled', text)
   text = f'{done.capitalize()} finished at {since:%H:%M:%S}; a step takes {pace:.1f} s.'
   return State('running', text)
@@ -89,8 +90,8 @@ class Server(http.server.ThreadingHTTPServer):
       super().__init__((ADDRESS, port), _Handler)
     except OSError as error:
       raise InputError(
-        f'--port={port}: this port cannot be bound on {ADDRESS} ({error}). Choose another '
-        'port, or 0 for any free port.'
+        f'--port={port}: cannot bind to this port on {ADDRESS} ({error}). Choose another port, '
+        'or 0 for any free port.'
       ) from error
     self._workdirs, self._every = workdirs, every
     self._lock = threading.Lock()
@@ -274,7 +275,7 @@ def serve(workdirs: Sequence[str], port: int, every: float) -> None:
     place = f'{ADDRESS}:{server.server_address[1]}'
     print(f'Serving {", ".join(workdirs)} at http://{place}/. Press Ctrl-C to stop.')
     tunnel = f'ssh -L {server.server_address[1]}:{place} {socket.gethostname()}'
-    print(f'To open it on another machine, run this there first: {tunnel}', flush=True)
+    print(f'To open the page on another machine, first run this there: {tunnel}', flush=True)
     server.serve_forever()
 
 

@@ -82,7 +82,7 @@ def read(workdirs: Sequence[str]) -> list[Group]:
 
 
 def read_metrics(workdir: str) -> Run:
-  """Read the metrics that a run has written so far; raise InputError if this is not a run.
+  """Read a run's metrics so far; raise InputError if the folder is not a run's workdir.
 
   A run that is still checking its settings and data has a lock but no config.json yet.
   """

@@ -124,7 +124,7 @@ def read(workdir: str | os.PathLike) -> Records:
   """Read the records that a run has written so far; the tables are empty if there are none.
 
   `read(workdir).responses['entropy'].to_numpy()` returns a column as a NumPy array. While a run
-  is active, steps after its newest file are missing. Raises InputError for a damaged file.
+  is active, its latest steps may not be on disk yet. Raises InputError for a damaged file.
   """
   found = []
   for name in Records._fields:
@@ -136,22 +136,22 @@ def read(workdir: str | os.PathLike) -> Records:
 
 
 def tables(workdir: str | os.PathLike, name: str) -> Iterator[pa.Table]:
-  """Yield the content of each file of table `name`, in order. Raises InputError like `read`."""
+  """Yield the contents of each file for table `name`, in order. Raises InputError like `read`."""
   return (read_file(path, name) for path in files(workdir, name))
 
 
 def files(workdir: str | os.PathLike, name: str) -> list[pathlib.Path]:
-  """Return the sorted paths of the files of table `name`."""
+  """Return the sorted paths of the files for table `name`."""
   return sorted((pathlib.Path(workdir) / FOLDER).glob(f'{name}_*.parquet'))
 
 
 def path_of(workdir: str | os.PathLike, name: str, first_step: int) -> pathlib.Path:
-  """Return the path of the file of table `name` whose first step is `first_step`."""
+  """Return the path of the file for table `name` that begins at `first_step`."""
   return pathlib.Path(workdir) / FOLDER / f'{name}_{first_step:06d}.parquet'
 
 
 def read_file(path: pathlib.Path, name: str, columns: Sequence[str] | None = None) -> pa.Table:
-  """Read one file of the table `name`; columns missing in an older file are null.
+  """Read one file for table `name`; columns missing from an older file are null.
 
   Reads only `columns` if they are given. Raises InputError if the file cannot be read.
   """
@@ -171,7 +171,7 @@ def read_file(path: pathlib.Path, name: str, columns: Sequence[str] | None = Non
 
 
 def write_file(path: pathlib.Path, table: pa.Table) -> None:
-  """Write a table atomically, so that a kill never leaves a partial file."""
+  """Write a table atomically, so that a killed process never leaves a partial file."""
   with replacing(path) as unfinished, unfinished.open('wb') as file:
     parquet.write_table(table, file, compression='zstd')
 
@@ -186,8 +186,9 @@ class Writer:
   """A writer that saves each step's rows in a thread.
 
   With several hosts, only the first host writes. A file contains a window of steps, such as 11 to
-  20. It is written when the window is complete and, with the steps so far, before each checkpoint.
-  So every step that a checkpoint covers is on disk, and at most one window is in memory.
+  20. It is written when the window is complete; before each checkpoint, it is written with the
+  steps so far. So every step that a checkpoint covers is on disk, and at most one window is in
+  memory.
 
   Opening a writer at `first_step` drops the rows from that step on, because a resumed run starts
   from its last checkpoint and repeats the later steps. Errors in the thread are raised by the next

@@ -54,8 +54,9 @@ def rows(
   """Return the step's rows for every table. Token rows are limited to groups in `with_tokens`.
 
   Except in partial rollouts, the policy at the start of the step generated the fresh responses and
-  scored the replayed ones. So entropies, probabilities and ratios match the first minibatch's loss,
-  up to rounding. `before` is the buffer when the step was planned; `after` is the buffer after it.
+  scored the replayed ones. So entropies, probabilities and ratios match the values in the first
+  minibatch's loss, up to rounding. `before` is the buffer when the step was planned; `after` is the
+  buffer after it.
   """
   tables = {
     'responses': list(_responses(tokenizer, experience)),
@@ -265,9 +266,10 @@ def measure_step(
 ) -> dict[str, float]:
   """Compute all of a step's metrics except times.
 
-  `after` is the buffer after the step, and `rows` are the step's records. `sums` are each epoch's
-  sums from the loop's `learn`, copied to the host. With several epochs, metrics whose names end in
-  '/epoch_1', … describe one epoch; an epoch that `max_kl` skipped has no such metrics.
+  `after` is the buffer after the step, and `rows` are the step's records. `sums` are the
+  sums for each epoch that `loop.learn` returned, copied to the host. With several epochs, metrics
+  whose names end in '/epoch_1', … describe one epoch; an epoch that `max_kl` skipped has no such
+  metrics.
   """
   arrays = objective.merge_epochs(sums)
   totals = _scalars(arrays)
@@ -360,9 +362,9 @@ def record_metrics(rows: Rows, num_rollouts: int) -> dict[str, float]:
   """Compute the metrics derived from a step's rows; step_records.py describes the columns.
 
   'groups/…' are shares of groups; `replay.count_replayed` determines whether the replayed row
-  counts towards a group's correctness. 'replay/bucket_…' counts the replayed questions by their
-  bucket before the step. Except for 'replay/times_max', all others are unweighted means over fresh
-  or replayed responses: 'entropy/incorrect' over fresh responses that are not correct, and
+  counts toward a group's correctness. 'replay/bucket_…' counts the replayed questions by their
+  bucket before the step. Except for 'replay/times_max', all other metrics are unweighted means over
+  fresh or replayed responses: 'entropy/incorrect' over fresh responses that are not correct, and
   'valid_steps/correct' over correct ones with checkable steps. Metrics without data are left out.
   """
   responses, questions = rows['responses'], rows['questions']

@@ -27,7 +27,7 @@ MOST_DRAFTS = 7  # the largest number that `rollout.drafts` allows
 
 @dataclasses.dataclass(frozen=True)
 class Sampling:
-  """Static settings of `decode`. Each distinct value is compiled separately."""
+  """Static settings of `decode`, which is compiled separately for each distinct value."""
 
   distribution: token_sampling.Distribution
   eos_ids: tuple[int, ...]  # any of these ends a response
@@ -35,9 +35,9 @@ class Sampling:
 
 @dataclasses.dataclass(frozen=True)
 class DecodeSpec:
-  """All sampling settings except the model, the requests and the random keys.
+  """All settings for sampling, but not the model, the requests or the random keys.
 
-  This is a static argument of jitted programs, so each distinct value is compiled separately.
+  This is a static argument of jitted programs, which are compiled separately for each value.
   """
 
   distribution: token_sampling.Distribution
@@ -295,7 +295,7 @@ def for_hosts(decoded: _Decoded) -> _Decoded:
 def laid_out(rows: _Rows) -> _Rows:
   """Shard slots or prompts over the mesh.
 
-  A fixed layout keeps the programs that read these arrays from recompiling.
+  With a fixed layout, the programs that read these arrays are not recompiled.
   """
   rest = jax.tree.map(
     lambda x: sharding.constrain(x, ('batch', *(None,) * (x.ndim - 1))), rows._replace(cache=())

@@ -37,8 +37,8 @@ _FREE_ROWS = {'cpu': 8, 'gpu': 64, 'tpu': 0}
 def width(setting: str, slots: int, mesh: Mesh) -> int:
   """Return how many tokens each of `slots` rows drafts per pass; `setting` is one of CHOICES.
 
-  'auto' chooses the largest number that keeps the row count of each device's matrix products within
-  a platform-dependent limit.
+  'auto' chooses the largest number for which the matrix products on each device have no more rows
+  than a limit that depends on the platform.
   """
   if setting != 'auto':
     return int(setting)
@@ -57,7 +57,7 @@ class Texts(NamedTuple):
 
 
 class Counts(NamedTuple):
-  """The work done in one call of `decode`, over all rows."""
+  """The work done in one call to `decode`, over all rows."""
 
   passes: jax.Array  # int32
   row_passes: jax.Array  # int32, passes of live rows
@@ -201,7 +201,7 @@ def _read(
 def _kept(
   state: State, token_BT: jax.Array, following_BT: jax.Array, ends_BT: jax.Array, S: int
 ) -> jax.Array:
-  """Mark the tokens to keep, up to the first mismatch with a draw, an end token or a limit."""
+  """Mark the tokens to keep: a row stops before a mismatch, after an end token or at a limit."""
   room_B = jnp.minimum(state.limit_B - state.length_B, S - state.position_B)
   agrees_BK = (token_BT[:, 1:] == following_BT[:, :-1]) & ~ends_BT[:, :-1]
   agrees_BT = jnp.pad(agrees_BK, ((0, 0), (1, 0)), constant_values=True)
@@ -265,7 +265,7 @@ def _with_tokens(carry: _Carry, token_BT: jax.Array, draws_BT: _Draws) -> Decode
 
 
 def _with_following(texts: Texts, token_BT: jax.Array, count_B: jax.Array) -> Texts:
-  """Append the first `count_B` tokens to the slots' texts. Tokens past their ends are not read."""
+  """Append the first `count_B` tokens to the slots' texts. Nothing reads past a text's end."""
   B, T = token_BT.shape
   place_BT = texts.length_R[:B, None] + jnp.arange(T)
   tokens_RS, length_R = jnp.asarray(texts.tokens_RS), jnp.asarray(texts.length_R)
@@ -298,11 +298,11 @@ def _counted(
 
 
 def propose(texts: Texts, num: int) -> tuple[jax.Array, jax.Array]:
-  """Draft each slot's next tokens by a majority vote of the texts that it may copy from.
+  """Draft each slot's next tokens by a majority vote among the texts that it may copy from.
 
   A text's match is the longest run of the row's last tokens, at most five, that occurs in the text;
   ties go to the last occurrence. Only texts with the longest match vote on the first token. On each
-  later token, only texts that have agreed with every winner so far vote. Ties go to the first text.
+  later token, only texts that agreed with all earlier winners vote. Ties go to the first text.
   From texts other than the row's own, only response tokens are copied.
 
   Returns:

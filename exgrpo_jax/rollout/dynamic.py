@@ -3,7 +3,8 @@
 A fresh group whose rewards are all equal produces no gradient. A step drops such groups and draws
 more questions until it has Q groups that are replayed or have unequal rewards. Questions are drawn
 in rounds, because each round's verdicts show how many groups are still missing. Once a step has
-finished `dynamic_sampling` times as many fresh groups as it needs, dropped groups fill the rest.
+finished `dynamic_sampling` times as many fresh groups as it needs, dropped groups fill the
+remaining places.
 
 Surplus groups wait for the next step, as in partial rollouts (partial.py).
 """
@@ -120,7 +121,7 @@ def with_more_questions(rollout: RolloutSetup, plan: Plan, count: int) -> Plan:
 
 
 def metrics(rollout: RolloutSetup, trained: GradedGroups) -> dict[str, float]:
-  """Count the groups that a step dropped, their tokens, and the droppable groups that it kept."""
+  """Count a step's dropped groups, their tokens, and the groups kept only to fill the step."""
   if not rollout.config.is_dynamic:
     return {}
   Q = len(trained.plan.questions) - trained.num_dropped
@@ -135,8 +136,8 @@ def metrics(rollout: RolloutSetup, trained: GradedGroups) -> dict[str, float]:
 def merged(rounds: Sequence[tuple[float, Mapping[str, float]]]) -> dict[str, float]:
   """Merge the sampler's metrics from several rounds, given as (tokens generated, metrics).
 
-  Takes the maximum of '*_max' metrics, adds up environment times and counts (whatever the counts'
-  names), and averages all other metrics, weighted by tokens.
+  Takes the maximum of '*_max' metrics, adds up environment times and counts (regardless of
+  their names), and averages all other metrics, weighted by tokens.
   """
   found = dict[str, float]()
   for name in dict.fromkeys(name for _, measured in rounds for name in measured):

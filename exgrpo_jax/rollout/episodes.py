@@ -7,9 +7,10 @@ appended.
 A slot is freed at the end of each turn. Once the environment has answered, the episode queues for
 another slot, ahead of all requests that have not started. More episodes than slots can therefore be
 in flight, and slots keep decoding while environments work. Samples depend only on the request and
-the position, not on the order in which environments answer. If this order would decide which
+the position, not on the order in which environments answer. If this order could affect which
 responses a step trains on, or could differ between hosts, answers are processed in turn order
-instead. The engine waits for an answer once a fixed number of syncs have passed since its turn.
+instead. The engine then waits for an answer once a fixed number of syncs have passed since the end
+of the turn.
 """
 
 import collections
@@ -75,7 +76,7 @@ class _Episode:
 
   @property
   def key(self) -> str:
-    """Return the episode's name in the environment pool, which does not change between steps."""
+    """Return the episode's name in the environment pool. It is the same in every step."""
     return f'{self.request.question}:{self.start.seed}'
 
   @property

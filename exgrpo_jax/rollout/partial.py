@@ -126,7 +126,10 @@ def is_informative(config: ReplayConfig, verdicts: Sequence[Verdict]) -> bool:
 
 
 def dropped(config: ReplayConfig, graded: GradedGroups, mask_truncated: bool) -> list[int]:
-  """Return finished fresh groups that are uninformative or, if `mask_truncated`, all truncated."""
+  """Return the finished fresh groups that dynamic sampling drops.
+
+  These groups are uninformative or, with `mask_truncated`, contain only truncated responses.
+  """
   groups = zip(graded.plan.is_drawn, graded.responses, graded.verdicts, strict=True)
   return [
     group
@@ -138,7 +141,7 @@ def dropped(config: ReplayConfig, graded: GradedGroups, mask_truncated: bool) ->
 
 
 class Round(NamedTuple):
-  """The target of a round of dynamic sampling (dynamic.py)."""
+  """The plan for a round of dynamic sampling (dynamic.py)."""
 
   draw: int = 0  # questions to draw first
   finish: int = 0  # groups to finish

@@ -221,9 +221,9 @@ def of_engine(
 ) -> Iterator[Program]:
   """Yield the programs of `SlotEngine.generate`.
 
-  `params` are in the decode layout and may be shapes. `made` is the work of several steps, used to
-  compute how often each program runs in an average step. `only_longest` leaves out programs for
-  shorter caches or fewer slots.
+  `params` are in the decode layout and may be shapes. `made` describes the work of several steps,
+  which determines how often each program runs in an average step. `only_longest` leaves out
+  programs for shorter caches or fewer slots.
   """
   config, spec, mesh = engine.model, engine.spec.at_any_temperature, engine.mesh
   with jax.set_mesh(mesh):

@@ -5,7 +5,7 @@ decoding continues from there. Rows are packed into sequences of two lengths (se
 
 The first `spec.parked` episodes of a call instead keep their caches between turns, so a later turn
 reads only the observation, token by token, while other slots keep decoding. Timing must not decide
-which episodes these are, because a cache's rounding depends on how the cache was computed.
+which episodes these are, because rounding in a cache depends on how the cache was computed.
 
 Shape letters as in decode_loop.py, but P counts packed sequences of T tokens each.
 """
@@ -221,7 +221,7 @@ def forced_of(rows: Slots, width: int = 0) -> Forced:
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def empty_parking(config: model.ShapeConfig, spec: DecodeSpec) -> kv_cache.Cache:
-  """Return an empty cache for `spec.parked` rows, with the length of the slots' cache."""
+  """Return an empty cache for `spec.parked` rows, as long as the cache of the slots."""
   return kv_cache.constrained(model.init_cache(config, spec.parked, spec.longest_row))
 
 

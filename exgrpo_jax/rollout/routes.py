@@ -21,7 +21,7 @@ def unknown(config: model.ShapeConfig, *sizes: int) -> np.ndarray:
 
 
 def padded(config: model.ShapeConfig, rows: Sequence[np.ndarray | None], length: int) -> np.ndarray:
-  """Pad and stack the rows' routes [T, L, C]: [R, length, L, C]. None means unknown routes."""
+  """Pad the rows' routes [T, L, C] and stack them: [R, length, L, C]. None means unknown routes."""
   routes_RTLC = unknown(config, len(rows), length)
   for padded_TLC, routes_TLC in zip(routes_RTLC, rows):
     if routes_TLC is not None:

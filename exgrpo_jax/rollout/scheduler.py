@@ -84,8 +84,8 @@ class SlotEngine:
   ) -> tuple[list[Response], dict[str, float]]:
     """See `Sampler.generate`. Adjacent equal prompts are prefilled once.
 
-    Requests from `more` jump the queue. They are numbered after `requests`, both in the indices for
-    `on_finish` and in the result.
+    Requests from `more` go to the front of the queue, but are numbered after `requests`, both in
+    the indices for `on_finish` and in the result.
     """
     rows, syncs = rows_of(self.spec, requests, self.step_key), list[Sync]()
     past = past_of(requests)

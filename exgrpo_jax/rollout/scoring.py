@@ -50,7 +50,7 @@ def score(
 
   Returns two lists of float32 arrays [T]. `rows` are (prompt, response) token arrays, which are
   packed into sequences (see packing.py); the packing affects only rounding. `row_routes` are used
-  if `spec.keeps_routes`; if a row's routes are None, the router chooses its experts.
+  if `spec.keeps_routes`; if a row's routes are None, the router chooses the experts.
   """
   if not rows:
     return [], []
@@ -126,7 +126,7 @@ def score_tokens(
 ) -> tuple[jax.Array, jax.Array]:
   """Compute (logp_BT, entropy_BT) of every token under `params`: float32 arrays, in nats.
 
-  Nothing predicts a row's first token, so its entries are 0 at index 0 and meaningless elsewhere.
+  Nothing predicts a row's first token, so its entries are meaningless (0 at index 0).
   For `segments` and routes, see `model.hidden_states_and_balance`.
   """
   chex.assert_rank(tokens_BT, 2)
@@ -157,7 +157,7 @@ def pick(
   """Pick the trajectory that each group replays. Returns the trajectories and their scores.
 
   Both are None for a group without stored trajectories. `kind` is `replay.trajectory_selection`.
-  `stored` are each group's trajectories, oldest first; ties go to the oldest. `score` is called
+  `stored` lists each group's trajectories, oldest first; ties go to the oldest. `score` is called
   with all candidates if the choice depends on scores, otherwise only with the picked trajectories.
   `rng` is used if `kind` is 'random'. `costs` are the candidates' costs, in order, for kinds whose
   costs the caller must compute.

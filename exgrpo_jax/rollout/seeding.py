@@ -84,7 +84,7 @@ def check_columns(path: str) -> None:
 
 
 def read(path: str) -> Iterator[Trace]:
-  """Yield the traces in a jsonl or parquet file; raise InputError if any of it is unusable."""
+  """Yield the traces in a jsonl or parquet file; raise InputError if a trace is unusable."""
   for place, values in _rows(path):
     tokens = _numbers(values.get(_TOKENS), _TOKENS, place)
     if tokens is not None and not np.issubdtype(tokens.dtype, np.integer):
@@ -100,7 +100,7 @@ def read(path: str) -> Iterator[Trace]:
     is_number = isinstance(correctness, (int, float)) and not isinstance(correctness, bool)
     if correctness is not None and not (is_number and 0 < correctness < 1):
       raise InputError(
-        f'{place}: {_CORRECTNESS}={reprlib.repr(correctness)}: the value must lie in (0, 1). Use '
+        f'{place}: {_CORRECTNESS}={reprlib.repr(correctness)}: the value must be in (0, 1). Use '
         'the fraction of correct attempts at the question. Questions that are never or always '
         'solved are not replayed.'
       )
@@ -143,7 +143,7 @@ def _check_names(place: str, names: Sequence[str]) -> None:
 
 
 def _text(values: Mapping[str, Any], names: Sequence[str], role: str, place: str) -> str:
-  """Return the first available column's text; for a chat, the last message by `role`."""
+  """Return the text of the first available column; for a chat, its last message from `role`."""
   name = next((name for name in names if values.get(name) is not None), names[0])
   value = found = values.get(name)
   if isinstance(value, list):
@@ -154,8 +154,8 @@ def _text(values: Mapping[str, Any], names: Sequence[str], role: str, place: str
     found = records.content_text(found, place) if isinstance(found, list) else found
   if not isinstance(found, str) or not found.strip():
     raise InputError(
-      f'{place}: {name}={reprlib.repr(value)}: no text found. Use text, or chat messages '
-      f"whose last '{role}' message contains text."
+      f'{place}: {name}={reprlib.repr(value)}: no text found. Use a string, or chat '
+      f"messages in which the last '{role}' message contains text."
     )
   text = records.storable(found, name, place)
   return text.strip() if role == 'user' else text
@@ -201,7 +201,7 @@ def candidates(
   limit: int,
   overlong: str,
 ) -> tuple[list[Candidate], dict[str, int]]:
-  """Match traces to training questions by the questions' text, and tokenize the traces.
+  """Match traces to training questions by question text, and tokenize the traces.
 
   Duplicate questions get the same traces. Duplicate candidates are dropped. `source` is for error
   messages, `limit` is the maximum response length in tokens, and `overlong` is the setting
@@ -313,7 +313,8 @@ def successes(
       f'{source}: the experience contains {counted(len(proposed), "response")} to questions in '
       f'{data.spec}, but none of them is correct ('
       + ', '.join(f'{count} {outcome}' for outcome, count in outcomes.items())
-      + '). Only correct responses are replayed. Check the responses against config.verifier.'
+      + '). Only correct responses are replayed. Make sure that the responses have the format that '
+      'config.verifier expects.'
     )
   return right
 

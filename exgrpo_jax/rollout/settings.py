@@ -155,7 +155,7 @@ class RolloutConfig:
 
 @dataclasses.dataclass(frozen=True)
 class LogprobCheckConfig:
-  """Settings for checking the sampler–trainer mismatch in log-probabilities."""
+  """Settings for checking that the log-probabilities of sampler and trainer agree."""
 
   every: int = setting(50, '[1, inf)', 'steps between comparisons, starting with step 1')
   max: float = setting(

@@ -105,7 +105,7 @@ def rows_of(
   step_key: Callable[[int], jax.Array],
   before: Sequence[Row] = (),
 ) -> list[Row]:
-  """Create a row for each request. Indices continue after `before`.
+  """Create a row for each request. Indices continue after the rows in `before`.
 
   `step_key` returns the key of the step that began a response. A row's place is its own index, but
   a row that follows an earlier row inherits that row's place.

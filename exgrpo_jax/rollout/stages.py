@@ -155,9 +155,10 @@ def plan_step(
 def admit(rollout: RolloutSetup, params: Params, plan: Plan) -> Plan:
   """Return the plan without the stored trajectories that have drifted from the policy `params`.
 
-  Only `question_selection='headroom_drift'` drops trajectories (see `replay.drift`); other settings
-  return the plan itself. A drawn question without remaining trajectories gets K fresh responses.
-  If an earlier step began such a group with K - 1, the group keeps the least drifted trajectory.
+  Only `question_selection='headroom_drift'` drops trajectories (see `replay.drift`); with other
+  settings, the plan is returned unchanged. A drawn question without remaining trajectories gets K
+  fresh responses. If an earlier step began such a group with K - 1, the group keeps the trajectory
+  that has drifted least.
   """
   config, begun = rollout.replay_config, len(plan.partial_groups)
   if config.question_selection != 'headroom_drift':
@@ -369,7 +370,7 @@ def collect_verdicts(
   """Return the groups to train on, with the grader's verdicts.
 
   The responses were submitted during `generate`. With partial rollouts, some groups are left for
-  the next step. The others are shuffled, seeded by run and step, so that each minibatch mixes old
+  the next step. The others are shuffled (seeded by run and step), so that each minibatch mixes old
   and new groups. With dynamic sampling, dropped groups come last, and `dynamic.sample` has already
   collected the verdicts. Raises InputError if grading failed for all responses.
   """
@@ -387,7 +388,7 @@ def dropped(rollout: RolloutSetup, graded: GradedGroups) -> list[int]:
 def graded(
   plan: Plan, responses: Responses, grader: Grader
 ) -> tuple[GradedGroups, dict[Any, Verdict]]:
-  """Return the groups with all verdicts, plus the verdicts from the grader or the environment."""
+  """Return the groups with all verdicts, and a dict of those from the grader or environment."""
   of_environment = {
     (group, sample): one.verdict
     for group, own in enumerate(responses)
@@ -478,7 +479,7 @@ def assemble(
   replays: Sequence[Trajectory | None],
   scores: Sequence[ReplayScores | None],
 ) -> Batch:
-  """Assemble the step's rows into a batch, group by group, with replayed rows last in their group.
+  """Assemble the step's rows into a batch, group by group, with a replayed row last in its group.
 
   Rows of questions outside `replay.difficulty` and, with `objective.mask_truncated`, truncated
   responses get an empty mask but stay in the batch, so the number of rows never changes.
@@ -575,7 +576,7 @@ def _within_second_moment(
 
 
 def plan_apart(data: QuestionSet, rows: Sequence[int], step: int) -> Plan:
-  """Plan the questions `rows` of `data` without the stream or the buffer. Nothing is replayed."""
+  """Plan a step for questions `rows` of `data`, without the stream, the buffer or any replay."""
   return Plan(
     step=step,
     cursor=Cursor(),

@@ -17,7 +17,7 @@ _LANES = 128  # block sizes are multiples of the widest vector register
 
 @dataclasses.dataclass(frozen=True)
 class Distribution:
-  """The distribution that tokens are sampled from. Each distinct value causes a compilation."""
+  """The distribution that tokens are sampled from. Each distinct value requires a compilation."""
 
   temperature: float = 1.0  # 0 picks the most probable token
   top_k: int = 0  # keep only the k most probable tokens; 0 keeps all
@@ -53,10 +53,10 @@ def sample_token(
 
   Both values describe the distribution sampled from, after temperature and truncation. Temperature
   0 picks the most probable token; both values are then computed at temperature 1. Sampling uses one
-  uniform to choose a block of the vocabulary, and another to choose a token in this block.
+  uniform number to choose a block of the vocabulary, and another to choose a token in this block.
 
-  Both arrays are float32, and `uniform_B2` is in [0, 1). `vocab_size` is the number of real tokens,
-  V by default; further columns are padding (see `padded_size`).
+  Both input arrays are float32, and `uniform_B2` is in [0, 1). `vocab_size` is the number of real
+  tokens, V by default; further columns are padding (see `padded_size`).
 
   Returns:
     (token_B int32, logp_B float32, entropy_B float32).
@@ -106,7 +106,10 @@ def inverse_cdf(weight_BN: jax.Array, uniform_B: jax.Array) -> jax.Array:
 
 
 def truncate(distribution: Distribution, logits_BV: jax.Array) -> jax.Array:
-  """Set logits to -inf outside top-k, then top-p of the rest, then min-p. All ties are kept."""
+  """Set logits to -inf: outside top-k, then outside top-p of the rest, then below min-p.
+
+  All ties are kept.
+  """
   if 0 < distribution.top_k < logits_BV.shape[-1]:
     least_B1 = jax.lax.top_k(logits_BV, distribution.top_k)[0][:, -1:]
     logits_BV = jnp.where(logits_BV >= least_B1, logits_BV, -jnp.inf)

@@ -63,12 +63,12 @@ def retiring(pace, already=0):
 def test_a_pool_that_retirement_will_empty_before_the_end():
   # 40 of 1,000 after step 20, 2 more each step: after 464 steps 32 are left, after 465 fewer.
   (warning,) = observed(retiring(2))
-  for words in ('40 of 1,000', '2.0 more', 'From about step 485 of 500', 'the 32', 'retire=never'):
+  for words in ('40 of 1,000', '2.0 retired', 'about step 485 of 500', 'the 32', 'retire=never'):
     assert words in warning
   assert observed(retiring(2), dataclasses.replace(SETUP, num_steps=485)) == []
   assert observed(retiring(0, already=990)) == []  # the pool no longer shrinks
   (warning,) = observed(retiring(1, already=950))
-  assert '970 of 1,000' in warning and 'Now fewer than' in warning
+  assert '970 of 1,000' in warning and 'There are now fewer' in warning
 
 
 @pytest.mark.parametrize('carry', [False, True])
@@ -116,7 +116,7 @@ def test_a_warning_with_a_reason_if_more_than_1_percent_of_gradings_failed(num_c
   graded = [verdicts(*['correct'] * num_correct, 'timed out'), verdicts('crashed', 'timed out')]
   warning = alarms.grading(12, graded)
   assert bool(warning) == is_warned
-  total = f'{num_correct + 3} gradings'
+  total = f'failed for 3 of {num_correct + 3} responses'
   for words in ('step 12', total, '2 timed out', '1 crashed', 'why it timed out'):
     assert not is_warned or words in warning
 

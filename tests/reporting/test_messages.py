@@ -23,7 +23,7 @@ def test_the_banner_names_the_method_the_model_the_data_and_the_workdir(recorded
     'data=1, fsdp=1, expert=1, tensor=1 in decoding',
     f'{parameters:,} parameters, float32: 1 layer of width 32, a vocabulary of {tokens}',
     f'{tiny.POOL} questions from {recorded.data.spec}',
-    f'{tiny.QUESTIONS} questions, {tiny.ROLLOUTS} responses to each',
+    f'{tiny.QUESTIONS} questions, {tiny.ROLLOUTS} responses each',
     f'4 questions from {recorded.evaluations[0].spec}',
     'every 16 steps',
     '32 (8 already done)',

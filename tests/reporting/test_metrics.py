@@ -300,7 +300,7 @@ def test_missing_wandb_or_login_is_refused_before_anything_is_prepared(
 
 def test_a_start_that_fails_is_one_line(package, tmp_path, monkeypatch):
   monkeypatch.setattr(package, 'init', refuse)
-  message = 'WANDB_MODE=offline keeps the metrics in the workdir'
+  message = 'With WANDB_MODE=offline, wandb writes only to the workdir'
   with pytest.raises(InputError, match=message) as refused:
     metrics.Writer(tmp_path, 0, 'replay', {})
   assert refused.value.status == 1

@@ -115,7 +115,7 @@ def test_the_page_of_an_older_run_says_what_is_missing(run, tmp_path, tab):
     go(tab, page, f'page={name}')
     notes = tab.get_by_label('Missing data').inner_text()
     assert 'There are no step records (in the folder records/)' in notes, name
-    assert 'No evaluation is recorded (in the folder evaluation/)' in notes, name
+    assert 'There are no evaluation records (in the folder evaluation/)' in notes, name
     assert 'stored successes' not in notes  # their questions are unknown
   go(tab, page, 'page=overview')
   reward = next(r['reward'] for r in metrics.read(run) if 'reward' in r)
@@ -400,7 +400,7 @@ def test_the_command_serves_a_run_and_writes_nothing(growing, tab):
     growing.have(21)
     tab.locator('h1', has_text='step 20 of').wait_for()
     busy = report(growing.folder, '--serve', f'--port={port}')
-    assert busy.status == 2 and 'cannot be bound on 127.0.0.1' in busy.err
+    assert busy.status == 2 and 'cannot bind to this port on 127.0.0.1' in busy.err
     tab.goto('about:blank')  # the page would log an error once the server stops
     process.send_signal(signal.SIGTERM)
     assert process.wait().status == -signal.SIGTERM

@@ -212,7 +212,7 @@ GOOD = {'question': 'q', 'response': 'r'}
       GOOD | {'response': '\ud83d'}, r"field 'response' is not valid Unicode", id='unicode'
     ),
     pytest.param(
-      {'prompt': CHAT[:1], 'response': 'r'}, r"whose last 'user' message contains text", id='user'
+      {'prompt': CHAT[:1], 'response': 'r'}, r"the last 'user' message contains text", id='user'
     ),
     pytest.param(
       {'question': 'q', 'target': CHAT[:2]},
@@ -226,8 +226,8 @@ GOOD = {'question': 'q', 'response': 'r'}
     pytest.param(GOOD | {'logp': [0.1]}, r'logp contains 0\.1', id='logp'),
     pytest.param(GOOD | {'logp': [-1, float('nan')]}, r'logp contains nan', id='nan'),
     pytest.param(GOOD | {'logp': [-1, -1e39]}, r'logp contains -1e\+39', id='too_low'),
-    pytest.param(GOOD | {'correctness': 1}, r'correctness=1: .* must lie in \(0, 1\)', id='one'),
-    pytest.param(GOOD | {'correctness': '.5'}, r"correctness='\.5': .* must lie", id='text'),
+    pytest.param(GOOD | {'correctness': 1}, r'correctness=1: .* must be in \(0, 1\)', id='one'),
+    pytest.param(GOOD | {'correctness': '.5'}, r"correctness='\.5': .* must be", id='text'),
     pytest.param('[]', r'\[\] is not an object\. Every row must be an object', id='no_object'),
     pytest.param('{', r'not valid JSON \(', id='json'),
   ],

@@ -189,7 +189,7 @@ def evaluations(run: Run, kinds: Sequence[str] = tuple(_EVALUATIONS)) -> list[Pa
 
 
 def buckets(run: Run) -> list[Panel]:
-  """Return a heat map of the buffer's questions by bucket and step, or [] if it stayed empty."""
+  """Return a heat map of stored questions by bucket and step, or [] if the buffer stayed empty."""
   names = []
   while any(f'buffer/bucket_{len(names)}' in record for record in run):
     names.append(f'buffer/bucket_{len(names)}')
@@ -221,16 +221,17 @@ def _all_lines(run: Run, rows: Sequence[tuple[str, str, dict[str, str], dict[str
 
 
 def _points(run: Run, names: Sequence[str], log: bool = False) -> list[list[float]]:
-  """Return the steps where all these metrics can be drawn, followed by each metric's values."""
+  """Return the steps at which all these metrics can be drawn, then the values of each metric."""
   rows = [[record['step'], *(record.get(name, math.nan) for name in names)] for record in run]
   drawn = [row for row in rows if all(math.isfinite(v) and (v > 0 or not log) for v in row[1:])]
   return list(map(list, zip(*drawn))) if drawn else [[] for _ in range(len(names) + 1)]
 
 
 def _phases(run: Run) -> list[Panel]:
-  """Plot each step's seconds by phase: the longest phases, and all other phases combined.
+  """Plot the time per step by phase, in seconds: the longest phases, and all others combined.
 
-  The axis ends just above the 98th percentile of all steps except the first two, which compile.
+  The axis ends just above the 98th percentile of all steps except the first two, which include
+  compilation.
   """
   timed = [record for record in run if 'time/step' in record]
   if not timed:
@@ -243,7 +244,7 @@ def _phases(run: Run) -> list[Panel]:
   longest = sorted(seconds, key=lambda name: -seconds[name].sum())[:_PHASES]
   total = np.array([record['time/step'] for record in timed])
   layers = {name.removeprefix('time/').replace('_', ' '): seconds[name] for name in longest}
-  # Work after the clock is read counts towards the next step.
+  # Work after the clock is read counts toward the next step.
   layers['other, compiling'] = np.maximum(total - sum(layers.values()), 0.0)
   steps = [record['step'] for record in timed]
   top = 1.1 * float(np.percentile(total[2:] if len(total) > 2 else total, 98))

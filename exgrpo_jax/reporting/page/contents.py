@@ -129,9 +129,9 @@ def _missing(run: Recorded, own: Parts) -> list[str]:
   notes = []
   if not run.questions.num_rows:
     notes.append(
-      'There are no step records (in the folder records/), so Question and Responses are empty, '
-      'and Buffer shows only metrics. Earlier versions wrote no records; a run writes its first '
-      f'records after {step_records.STEPS_PER_FILE} steps.'
+      'There are no step records (in the folder records/), so the Question and Responses pages '
+      'are empty, and the Buffer page shows only metrics. Earlier versions wrote no records; a run '
+      f'writes its first records after {step_records.STEPS_PER_FILE} steps.'
     )
   elif all(text is None for text in own['visits']['questions']['text']):
     notes.append('This run used an earlier version, which did not record questions and answers.')
@@ -146,7 +146,7 @@ def _missing(run: Recorded, own: Parts) -> list[str]:
       'missing.'
     )
   if own['evaluations'] is None:
-    notes.append('No evaluation is recorded (in the folder evaluation/).')
+    notes.append('There are no evaluation records (in the folder evaluation/).')
   return notes
 
 

@@ -23,7 +23,7 @@ _MAX_TEXT = 300  # characters of a question, and of an extracted answer
 
 
 class _File(NamedTuple):
-  """The file of one evaluation."""
+  """A file with the results of one evaluation."""
 
   path: pathlib.Path
   step: int

@@ -21,7 +21,7 @@ Pieces = Callable[[Sequence[int]], list[str]]  # token ids -> the text of each
 
 
 class Group(NamedTuple):
-  """A question's responses in a step."""
+  """The key of a group: the responses to one question in one step."""
 
   step: int
   group: int
@@ -69,7 +69,7 @@ def _flow(questions: pa.Table) -> Panel:
 
 
 def _ages(replays: pa.Table) -> Panel:
-  """Plot the median age of replayed trajectories, with a band from the 10th to 90th percentile."""
+  """Plot the median age of replayed trajectories, and a band for the 10th to 90th percentiles."""
   step = replays['step'].to_numpy()
   steps, starts = np.unique(step, return_index=True)  # the table is sorted by step
   by_step = np.split(step - replays['policy_step'].to_numpy(), starts[1:])
@@ -97,7 +97,7 @@ def _entropies(replays: pa.Table) -> Panel:
 
 
 def _by_age(replays: pa.Table) -> list[Panel]:
-  """Plot importance ratio, effective sample size and number of replays by age.
+  """Plot the importance ratio, effective sample size and number of replays by age.
 
   The effective sample size is (sum w)^2 / (n sum w^2) over all tokens of the same age, as in the
   metric of that name. It requires the variance of w, which earlier versions did not record.
@@ -178,9 +178,9 @@ def describe_visits(
   """Return the columns of questions, visits, responses and replays, or {} without records.
 
   A visit's responses start at the index 'first'. 'replays' contains a value for each visit with a
-  replay, in visit order. With more than `max_responses` responses, 'every' is some n > 1, and only
-  every n-th step and the groups in `with_texts` keep their responses. 'cut' is the number of
-  questions with shortened texts, which is 0 if `max_responses` is infinite.
+  replay, in visit order. With more than `max_responses` responses, 'every' is n > 1, and only every
+  n-th step and the groups in `with_texts` keep their responses. 'cut' is the number of questions
+  with shortened texts, which is 0 if `max_responses` is infinite.
   """
   visits, responses = run.questions, run.responses
   if not visits.num_rows:
@@ -222,7 +222,7 @@ def _key(table: pa.Table) -> np.ndarray:
 
 
 def _responses(responses: pa.Table, truths: Sequence[str | None]) -> dict[str, Any]:
-  """Return the response columns. An 'answer' of True means that it equals the ground truth."""
+  """Return the response columns; an answer that equals the ground truth is replaced by True."""
   outcome = responses['outcome'].combine_chunks().dictionary_encode()
   answers = [own and own[:_MAX_ANSWER] for own in responses['answer'].to_pylist()]
   reasons = enumerate(responses['reason'].to_pylist())

@@ -33,7 +33,7 @@ _PROGRESS = re.compile(r'step +(\d+)/\d+ \|')  # the line that follows a step's 
 def describe(run: Recorded, benchmarks: Sequence[Benchmark]) -> dict[str, Any]:
   """Return a run's scores, learning signal, facts, curves, warnings and settings.
 
-  `benchmarks` come from `evaluations.describe` for this run. Missing records are left out.
+  `benchmarks` come from `evaluations.describe` for this run. Anything without records is left out.
   """
   # Earlier versions also recorded a start when a finished run had no steps left.
   starts = [s for s in environment.read(run.workdir) if s['first_step'] <= run.last_step]
@@ -57,9 +57,9 @@ def describe(run: Recorded, benchmarks: Sequence[Benchmark]) -> dict[str, Any]:
 
 
 def warnings_of(workdir: pathlib.Path) -> list[dict[str, Any]]:
-  """Return the run's printed warnings as {'step', 'text'}, by step and without repeats.
+  """Return the run's printed warnings as {'step', 'text'}, sorted by step, without duplicates.
 
-  A warning that names no step gets the step during which it was printed.
+  A warning that names no step is assigned to the step during which it was printed.
   """
   path = workdir / _LOG
   if not path.exists():
@@ -138,7 +138,7 @@ def _facts(run: Recorded, starts: Sequence[Mapping[str, Any]]) -> list[list[str]
 
 
 def _took(records: Run, starts: Sequence[Mapping[str, Any]]) -> str:
-  """Return the total time from each start to its last record, and the time spent in steps.
+  """Return the time from start to last record, summed over all starts, and the time in steps.
 
   Steps that a later start repeated are not counted, because their old records are dropped.
   """
@@ -181,7 +181,7 @@ def _next(
     )
     advice.append([text, ''])
   if names := where('latest', 1):
-    text = f'Between the last two evaluations, the score still rose on {names}.'
+    text = f'Between the last two evaluations, the score was still rising on {names}.'
     epochs = run.config.get('num_epochs', 0)
     length = f'num_epochs={2 * epochs:g}' if epochs else f'num_steps={2 * run.last_step}'
     shorter = re.sub(r' --config\.num_(steps|epochs)[= ]\S+', '', command)  # drop the old value
