@@ -1,4 +1,4 @@
-"""Conversion of a ConfigDict to frozen dataclasses, with a check of every value.
+"""Convert a ConfigDict to frozen dataclasses, checking every value.
 
 Every component declares a frozen `Config` whose fields are created with `setting`. Each declaration
 states a setting's type, default, allowed values, meaning and origin in one place.
@@ -165,11 +165,11 @@ def _build_field(value: Any, kind: Any, metadata: Mapping[str, Any], path: str) 
     above = value >= _bound(low) if left == '[' else value > _bound(low)
     below = value <= _bound(high) if right == ']' else value < _bound(high)
     if not (above and below):
-      raise InputError(f'{path}={value}: the value must lie in {allowed}. Meaning: {meaning}.')
+      raise InputError(f'{path}={value}: the value must be in {allowed}. Description: {meaning}.')
   elif value not in allowed and not (isinstance(value, Recorded) and isinstance(allowed, Mapping)):
     key, choices = path.removeprefix('config.'), ', '.join(map(str, allowed))
     hint = renamed.setting_hint(key, value) or value_hint(key, str(value))
-    text = f'{path}={value!r}: the value must be one of {choices}. Meaning: {meaning}. {hint}'
+    text = f'{path}={value!r}: the value must be one of {choices}. Description: {meaning}. {hint}'
     raise InputError(text.rstrip())
   return value
 
@@ -184,7 +184,7 @@ def _convert(value: Any, kind: Any, path: str, meaning: str) -> Any:
   if not isinstance(value, origin) or (isinstance(value, bool) and origin is not bool):
     raise InputError(
       f'{path}={value!r}: the value must be of type {origin.__name__}, not '
-      f'{type(value).__name__}. Meaning: {meaning}.'
+      f'{type(value).__name__}. Description: {meaning}.'
     )
   return value
 
@@ -201,7 +201,8 @@ def _bound(text: str) -> float:
 class Counterpart(NamedTuple):
   """A row of counterparts.md: options of TRL and verl, and our settings that replace them.
 
-  verl's names may be shortened to their last parts. 'a.*' stands for all other options in a.
+  verl's names may be shortened to their last parts. 'a.*' stands for all other options in the
+  section a.
   """
 
   trl: list[str]
@@ -273,7 +274,8 @@ def evaluate_file(
   `kind` is the function's name without 'get_', and also the flag's name. With `is_flag`, error
   messages start with this flag. `returned` describes the expected result in error messages, ideally
   with an example file. `check` raises an exception if the result is unusable. Raises InputError
-  with flag and line if the file fails, lacks the function, or returns a result that fails `check`.
+  with the line number if the file fails, lacks the function, or returns a result that fails
+  `check`.
   """
   function = f'get_{kind}'
   if os.getcwd() not in sys.path:

@@ -238,7 +238,7 @@ def at_own(written: TokenSequence, x_N: np.ndarray) -> np.ndarray:
 
 @dataclasses.dataclass(frozen=True)
 class ReplayScores:
-  """Scores under the current policy for a replayed trajectory; T excludes environment tokens."""
+  """Scores of a replayed trajectory under the current policy; T excludes environment tokens."""
 
   logp: np.ndarray  # [T] float32, nats
   entropy: np.ndarray  # [T] float32, nats
@@ -282,7 +282,7 @@ class Plan:
 
   @property
   def epoch(self) -> int:
-    """Return the question stream's epoch once this step's fresh questions are drawn."""
+    """Return the question stream's epoch after this step's fresh questions have been drawn."""
     return self.cursor.epoch
 
   @property

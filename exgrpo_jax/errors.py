@@ -19,8 +19,8 @@ class InputError(ValueError):
 
   Commands print the message and exit with `status`, so never raise this for a bug in this package.
   The status is 2, or 1 if the network or the storage failed and the same command may work later. By
-  default, it is derived from the chain of causes. Line breaks in the message, for example from a
-  quoted error, become spaces.
+  default, the status is derived from the chain of causes. Line breaks in the message, for example
+  from a quoted error, become spaces.
   """
 
   def __init__(self, message: str, status: int = 0) -> None:

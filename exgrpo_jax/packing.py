@@ -1,4 +1,4 @@
-"""Packing of rows into sequences of two lengths with little padding, in NumPy.
+"""Pack rows into sequences of two lengths with little padding, in NumPy.
 
 A row is a prompt and its response. A sequence consists of whole rows, one after another. Attention
 keeps rows apart by their segment numbers, and each row's positions start at 0. If the attention
@@ -95,7 +95,7 @@ class Pass(NamedTuple):
 
 
 class Prefixes(NamedTuple):
-  """The prefix of each row; rows with the same prefix share a copy within a sequence."""
+  """The prefix of each row; within a sequence, rows with the same prefix share one copy of it."""
 
   name_R: np.ndarray  # int, identifies the prefix: equal only if rows begin with the same tokens
   length_R: np.ndarray  # int, tokens in the prefix; fewer than in the row, the same for equal names
@@ -174,7 +174,7 @@ def pack(
 
   Best-fit decreasing: rows are placed from longest to shortest, rows with the same prefix together.
   Each row goes into the sequence where it adds the fewest tokens; ties go to the fullest sequence.
-  Several counts of long passes are tried; the remaining rows go into short passes.
+  Several numbers of long passes are tried; the remaining rows go into short passes.
 
   `length_R` is each row's token count, at most the long shape's length; empty rows are skipped.
   `response_R` is each row's number of response tokens, at most the long shape's window. `prefixes`

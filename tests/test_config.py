@@ -59,11 +59,11 @@ def test_what_the_range_includes_is_accepted(name, value, built):
 @pytest.mark.parametrize(
   ('name', 'value', 'message'),
   [
-    ('ratio', 1.0, r"ratio=1\.0: .* must lie in \[0, 1\)\. .* the share of each step's questions"),
-    ('ratio', -0.1, r'ratio=-0\.1: .* must lie in \[0, 1\)'),
-    ('ratio', math.nan, r'ratio=nan: .* must lie in \[0, 1\)'),
+    ('ratio', 1.0, r"ratio=1\.0: .* must be in \[0, 1\)\. .* the share of each step's questions"),
+    ('ratio', -0.1, r'ratio=-0\.1: .* must be in \[0, 1\)'),
+    ('ratio', math.nan, r'ratio=nan: .* must be in \[0, 1\)'),
     ('ratio', False, 'ratio=False: .* must be of type float, not bool'),
-    ('steps', 0, r'steps=0: .* must lie in \(0, inf\)\. .*: updates'),
+    ('steps', 0, r'steps=0: .* must be in \(0, inf\)\. .*: updates'),
     ('steps', 1.5, r'steps=1.5: .* must be of type int, not float\. .*: updates'),
     ('steps', True, r'steps=True: .* must be of type int, not bool\. .*: updates'),
     (

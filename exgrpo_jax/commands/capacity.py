@@ -1,13 +1,13 @@
-r"""Estimate without a device whether a run fits on a TPU slice or GPU, and how fast a slice trains.
+r"""Estimate whether a run fits on a TPU slice or GPU, and how fast it trains on a slice.
 
 exgrpo capacity --config=qwen2_5_math_7b --topology=v5e:8x8
 exgrpo capacity --config=qwen2_5_math_7b --topology=v5e:8x8 \
     --lengths=lognormal:1000,8192
 exgrpo capacity --config=one_gpu --device=l4 --fit
 
-For a slice, the command compiles a step's programs and prints memory and time; it needs libtpu (pip
-install -e '.[tpu]'). For a GPU, it computes the memory from a formula. Exit status: 0 if everything
-fits, 1 if it does not, 2 if the command cannot run.
+The device itself is not needed. For a slice, the command compiles the programs of a step and prints
+their memory and time, which requires libtpu (pip install -e '.[tpu]'). For a GPU, it computes the
+memory from a formula. Exit status: 0 if everything fits, 1 if not, 2 if the command cannot run.
 """
 
 import sys
@@ -28,7 +28,7 @@ def define_flags() -> None:
   flags.DEFINE_string(
     'device',
     None,
-    'The GPU, instead of --topology: the memory of any GPU, such as 24gb, or one of these names in '
+    'The GPU to use instead of --topology: its memory, such as 24gb, or one of these names in '
     f'any spelling: {", ".join(devices.GPUS)}.',
   )
   flags.DEFINE_bool(
@@ -55,7 +55,7 @@ def define_flags() -> None:
 
 
 def main(args: command_line.Args) -> None:
-  """Print how much memory a config needs on each chip. Exits with status 1 if it does not fit."""
+  """Print how much memory a config needs per chip. Exits with status 1 if the run does not fit."""
   if args.topology and args.device:
     raise InputError(
       f'--topology={args.topology} and --device={args.device}: only one of these flags can be '
@@ -67,7 +67,7 @@ def main(args: command_line.Args) -> None:
   )
   if args.fit and not args.device:
     raise InputError(
-      '--fit: this flag requires --device, because every trial with --topology has to be '
+      '--fit: this flag requires --device, because with --topology, every trial would have to be '
       'compiled. Replace --topology with --device, or remove --fit.'
     )
   config = with_counted_length(parse_config(args.config))

@@ -4,7 +4,7 @@ exgrpo check --config=arithmetic --workdir=/tmp/arithmetic
 
 Accepts train's flags and performs train's first checks: flags, config, reward functions, wandb,
 model shape, tokenizer, and whether local data and weights exist. If the model is on the Hub or in a
-GGUF file, the files that describe it are cached, but not its weights. Nothing else is written.
+GGUF file, the files that describe it are cached, but its weights are not. Nothing else is written.
 Buckets are not read. With config.num_epochs, the training questions are also read to count the
 steps. Exit status: 0 if it finds no problem, 2 if the run cannot start, 1 if the network or the
 storage failed.

@@ -159,7 +159,7 @@ def define_hosts() -> None:
   flags.DEFINE_string(
     'coordinator_address',
     None,
-    'host:port of the first host, to which all hosts connect. Not needed on Cloud TPU, GKE and '
+    'host:port of the first host, to which all hosts connect. Not needed on Cloud TPU, GKE or '
     'Slurm.',
   )
   flags.DEFINE_integer(
@@ -181,7 +181,7 @@ def run(
   on_all_hosts: bool = False,
   several: str = '',
 ) -> None:
-  """Run a command. For an InputError, print one line and exit with its status.
+  """Run a command. If it raises an InputError, print one line and exit with the error's status.
 
   Args:
     main: called with the flags, followed by any words after the command.
@@ -270,7 +270,7 @@ def _check_names(args: Sequence[str]) -> None:
     if re.search('[\ud800-\udfff]', arg):  # Python's replacement for bytes it cannot decode
       raise InputError(
         f'{arg!a}: this argument is not valid {sys.getfilesystemencoding().upper()} text. Set '
-        'the encoding of the terminal and of LANG to UTF-8, or use only ASCII characters.'
+        'your terminal and LANG to UTF-8, or use only ASCII characters.'
       )
     name = arg.partition('=')[0]
     # Some editors insert characters that only look like - or =.
@@ -279,7 +279,7 @@ def _check_names(args: Sequence[str]) -> None:
     if wrong and unicodedata.category(name[0]) == 'Pd' and ' ' not in name:
       raise InputError(
         f"{arg}: '{wrong}' ({unicodedata.name(wrong, 'without a name')}) cannot be part of a flag "
-        'name. Type the flag again as --name=value.'
+        'name. Retype the flag as --name=value.'
       )
     if match := re.match(r'--?(?:no(?=config\.))?([a-z][\w.]*)', arg):
       name = match[1]
@@ -317,7 +317,7 @@ def _explanation(message: str) -> str:
   kind = f'one of {", ".join(choices)}' if choices else flag.parser.syntactic_help
   kind = re.sub('^number', 'a number', kind)  # absl writes 'number >= 1.0'
   meaning = flag.help.removeprefix(f'<{"|".join(choices)}>: ')  # absl puts the choices in front
-  return f'--{match[1]}={match[2]}: the value must be {kind}. Meaning: {meaning}'
+  return f'--{match[1]}={match[2]}: the value must be {kind}. Description: {meaning}'
 
 
 # ---- Flags that choose a policy ----
@@ -362,6 +362,6 @@ def with_sampling(args: Args, values: ConfigDict) -> ConfigDict:
 
 
 def given_overrides(args: Args) -> dict[str, Any]:
-  """Return the config overrides on the command line, as dotted key -> value."""
+  """Return the config overrides given on the command line, as dotted key -> value."""
   is_given = getattr(args, 'config', None)  # some commands have no --config
   return config_flags.get_override_values(args['config']) if is_given else {}

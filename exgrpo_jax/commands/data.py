@@ -4,7 +4,7 @@ exgrpo data show gsm8k_train.jsonl --model=Qwen/Qwen2.5-Math-1.5B
 exgrpo data show x.parquet --config=base --config.data.question_field=ask
 exgrpo data prefilter --config=one_gpu --samples=8 --out=filtered
 
-`exgrpo data show --help` and `exgrpo data prefilter --help` list different flags.
+For the flags of each subcommand, see `exgrpo data show --help` and `exgrpo data prefilter --help`.
 """
 
 import sys
@@ -43,14 +43,14 @@ def _show(args: command_line.Args, *specs: str) -> None:
 def _define_prefilter() -> None:
   command_line.define_config()
   command_line.define_checkpoint()
-  command_line.define_path('out', 'The folder to write.')
+  command_line.define_path('out', 'The output folder.')
   flags.DEFINE_integer('samples', 8, 'The number of responses per question.', lower_bound=2)
   flags.DEFINE_float('above', 0.0, 'Keep questions with a pass rate above this value.', 0.0, 1.0)
   flags.DEFINE_float('below', 1.0, 'Keep questions with a pass rate below this value.', 0.0, 1.0)
 
 
 def _prefilter(args: command_line.Args) -> None:
-  """Sample responses to all training questions, and write the questions to keep."""
+  """Sample responses to all training questions, and write the questions that are kept."""
   check_given(
     {'--out': args.out, '--config or --checkpoint': args.config or args.checkpoint},
     '--config=one_gpu --out=filtered',
@@ -63,7 +63,8 @@ def _prefilter(args: command_line.Args) -> None:
   if not any(args.above < rate < args.below for rate in rates):
     raise InputError(
       f'--above={args.above} and --below={args.below}: with {args.samples} responses, no possible '
-      'pass rate falls between these bounds. Choose bounds further apart, or increase --samples.'
+      'pass rate falls between these bounds. Choose bounds that are farther apart, or increase '
+      '--samples.'
     )
   source = Source('run', args.checkpoint, args.step) if args.checkpoint else None
   values = policies.config_values(source, args.config) if source else args.config

@@ -10,7 +10,7 @@ exgrpo evaluate --suite=paper --model=Qwen2.5-7B-Instruct --name='Base model' \
 difference. A suite is a table of benchmarks; each evaluation adds a row to it.
 
 Each evaluation writes new files, and adds a line with its scores and settings to evaluations.jsonl
-next to them. Files from evaluations during training do not change.
+next to them. Files from evaluations during training are left unchanged.
 """
 
 import os
@@ -70,7 +70,7 @@ def define_flags() -> None:
 
 
 def main(args: command_line.Args) -> None:
-  """Evaluate a checkpoint or a model on data or on a suite, or compare two policies."""
+  """Evaluate a policy on data or a suite, or compare two policies."""
   if args.out:
     check_folder('--out', args.out)
   if args.compare:
@@ -126,7 +126,7 @@ def _open_table(args: command_line.Args, source: Source) -> suites.Table | None:
 def _check_specs(specs: Sequence[str]) -> None:
   if not specs:
     raise InputError(
-      '--data is required, because neither the config nor the run names data to evaluate on.'
+      '--data is required, because neither the config nor the run specifies data to evaluate on.'
     )
   questions.check_distinct(specs, '--data')
 
@@ -158,7 +158,7 @@ def _compare_two(args: command_line.Args) -> None:
 def _settings_of_two(
   args: command_line.Args, first: Source, second: Source
 ) -> tuple[ConfigDict, ConfigDict]:
-  """Return the configs for two policies, where the second is sampled and graded like the first."""
+  """Return configs for two policies so that the second is sampled and graded like the first."""
   given, longest = args.config, args.max_response
   of_first: Any = command_line.with_sampling(args, policies.config_values(first, given, longest))
   of_second: Any = policies.config_values(second, given, of_first.rollout.max_response)

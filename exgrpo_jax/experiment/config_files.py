@@ -1,7 +1,7 @@
 """Config files, found by name or path, and their command-line overrides.
 
 Mistakes raise InputError here, before absl and ml_collections parse the same command line. These
-libraries raise errors of many types, some only when a value is used.
+libraries raise errors of many types, some of them only when a value is used.
 """
 
 import copy
@@ -38,7 +38,7 @@ def shipped_names(package: str) -> list[str]:
 def shipped_path(value: str, package: str, flag: str) -> str:
   """Return the path of a config file, given its path or its name in `package`.
 
-  `flag` is 'config', 'sweep' or 'suite'. Messages use it as the flag and as the kind of file.
+  `flag` is 'config', 'sweep' or 'suite': in messages, the flag's name and the kind of file.
   Raises InputError if the file does not exist.
   """
   if not value.endswith('.py') and os.sep not in value:
@@ -141,7 +141,7 @@ def _check_type(values: Any) -> None:
 
 
 def _overridden_key(arg: str) -> str:
-  """Return 'replay.ratio' for --config.replay.ratio=0, '' for other flags. Handles --noconfig.x."""
+  """Return 'replay.ratio' for --config.replay.ratio=0, '' for other flags. Accepts --noconfig.x."""
   name = arg.partition('=')[0].lstrip('-').removeprefix('no')
   return name.removeprefix('config.') if arg.startswith('-') and name.startswith('config.') else ''
 

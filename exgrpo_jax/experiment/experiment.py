@@ -1,6 +1,6 @@
 """An experiment: a checked config with its tokenizer, meshes and model shape.
 
-The other functions load its weights and questions, and build the spec of its updates.
+This module also loads its weights and questions, and builds the spec for its updates.
 """
 
 import dataclasses
@@ -52,7 +52,7 @@ def model_name(parsed: RunConfig) -> str:
 
 
 def with_folders(parsed: RunConfig, model: str) -> RunConfig:
-  """Replace the Hub names of the model and the tokenizer with local folders in the config.
+  """Replace Hub names of the model and the tokenizer in the config with local folders.
 
   Fetches config and tokenizer files, but no weights. All hosts must call this. `model` is the
   model's name or folder, or ''. Raises InputError if a name cannot be fetched.
@@ -69,8 +69,9 @@ def with_folders(parsed: RunConfig, model: str) -> RunConfig:
 def with_dtype(parsed: RunConfig, workdir: str = '', platform: str = '') -> RunConfig:
   """Resolve a `model.dtype` of 'auto' in the config. All hosts must call this.
 
-  The run in `workdir` keeps its dtype, and a new run that reuses a warm start takes its dtype.
-  Otherwise, the dtype depends on the `platform` that the model will run on (JAX's backend if '').
+  The run in `workdir` keeps its dtype. A new run that reuses a warm start takes the warm start's
+  dtype. Otherwise, the dtype depends on the `platform` that the model will run on ('' means JAX's
+  default backend).
   """
   if parsed.model.dtype != 'auto':
     return parsed
@@ -100,7 +101,7 @@ def warm_start_folder(parsed: RunConfig, workdir: str) -> str:
 def open_experiment(values: ConfigDict, workdir: str) -> Experiment:
   """Check a config and open its experiment. Loads the tokenizer, or trains one in the workdir.
 
-  Hub names resolve to the commits used by the run in `workdir`, if there is one, and a dtype of
+  If there is a run in `workdir`, Hub names resolve to the commits that the run used, and a dtype of
   'auto' resolves to its dtype.
 
   Run model code inside `with jax.set_mesh(experiment.meshes.training)`; `SlotEngine.generate`
@@ -201,7 +202,7 @@ def load_weights(experiment: Experiment, frozen: bool = False) -> model.Params:
 def load_questions(experiment: Experiment, spec: str) -> QuestionSet:
   """Load the questions of a data spec, with their prompts.
 
-  `data.on_overlong` decides whether long prompts are rejected or dropped.
+  `data.on_overlong` determines whether long prompts are rejected or dropped.
   """
   parsed, tokenizer = experiment.config, experiment.tokenizer
   max_prompt = parsed.rollout.max_prompt
@@ -215,7 +216,7 @@ def load_questions(experiment: Experiment, spec: str) -> QuestionSet:
 
 
 def check_embedded(experiment: Experiment, rows: Iterable[np.ndarray], text: str) -> None:
-  """Raise InputError if a token in these rows has no embedding. `text` names a row in the error.
+  """Raise InputError if a token in a row has no embedding; `text` describes a row in the message.
 
   A checkpoint's tokenizer may have more tokens than its model, such as Gemma 3 1B's image token.
   """
@@ -251,7 +252,7 @@ def with_counted_length(parsed: RunConfig) -> RunConfig:
 def load_evaluations(experiment: Experiment) -> tuple[QuestionSet, ...]:
   """Load the questions of config.data.validation, then config.data.evaluation.
 
-  Raises InputError if config.export.best_without leaves no questions for comparing policies.
+  Raises InputError if config.export.best_without leaves no questions to compare policies on.
   """
   config = experiment.config
   data, without = config.data, config.export.best_without
@@ -319,6 +320,7 @@ def _open_tokenizer(parsed: RunConfig, workdir: str) -> Tokenizer:
 def _tokenizer_data(parsed: RunConfig) -> str:
   """Return the spec of the data that the tokenizer is trained on.
 
-  With a warm start, config.data.train has no effect, so that different runs can share a warm start.
+  With a warm start, the tokenizer does not depend on config.data.train, so that runs with different
+  training data can share the warm start.
   """
   return parsed.warm_start.data if parsed.warm_start.num_updates else parsed.data.train

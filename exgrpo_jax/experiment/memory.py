@@ -1,4 +1,4 @@
-"""Estimates of a run's memory, to reject configs that do not fit and explain memory errors."""
+"""Estimate a run's memory use, to reject configs that do not fit and to explain memory errors."""
 
 import dataclasses
 import math
@@ -32,7 +32,7 @@ class Need:
 
 
 def needs(experiment: Experiment) -> list[Need]:
-  """Return a run's large arrays. Their sizes are lower bounds, computed by formula."""
+  """Return a run's large arrays. Their sizes are lower bounds, computed from formulas."""
   config, shape = experiment.config, experiment.model
   rollout = config.rollout
   num_rows, longest = rollout.questions * rollout.group_size, rollout.longest_row
@@ -87,7 +87,7 @@ def check(experiment: Experiment) -> None:
     if need.is_certain and has and need.size > has:
       raise InputError(
         f'{need.setting}: at least {decimal(need.size)} of memory is needed for {need.what}, but '
-        f'this machine has only {decimal(has)}. Lower this setting, or use a larger machine.'
+        f'this machine has only {decimal(has)}. Use a smaller value or model, or a larger machine.'
       )
 
 

@@ -77,7 +77,7 @@ def config_values(
   """Return a config for sampling: a copy of `given`, the run's config, or a config for the model.
 
   `max_response` is passed to `suited_to`. Raises InputError if the run's model, LoRA, tokenizer or
-  prompt settings differ from `given`.
+  prompt settings differ from the settings in `given`.
   """
   values: Any = copy.deepcopy(given)
   if values:
@@ -160,9 +160,9 @@ def open_policy(
 
   Args:
     path: the workdir, or the model's folder or name on the Hub.
-    overrides: dotted key -> value of settings to change in the run's config or the model's default
-      config, e.g. {'evaluation.temperature': 0.0}.
-    step: the step of the run's checkpoint to load; by default, the newest.
+    overrides: settings to change in the run's config or the model's default config (dotted key ->
+      value), e.g. {'evaluation.temperature': 0.0}.
+    step: the step of the checkpoint to load; the newest by default.
 
   Raises InputError if the policy doesn't exist or is damaged, or a setting doesn't exist.
   """

@@ -1,4 +1,4 @@
-"""All settings of a run, and checks across them. Only this module reads a ConfigDict."""
+"""All settings of a run, and cross-checks between them. Only this module reads a ConfigDict."""
 
 import dataclasses
 import fractions
@@ -73,8 +73,8 @@ class WarmStartConfig:
   seed: int = setting(
     -1,
     '[-1, 2^63)',
-    'seed of the initial parameters and the row order; set it to start runs with different '
-    'seeds from the same policy; -1 uses config.seed',
+    'seed of the initial parameters and the row order; set it so that runs with different values '
+    'of config.seed start from the same policy; -1 uses config.seed',
   )
   path: str = setting(
     '',
@@ -96,7 +96,7 @@ class EvaluationConfig:
   patience: int = setting(
     0,
     '[0, inf)',
-    'early stopping: end the run after this many evaluations in a row without improvement in '
+    'early stopping: end the run after this many consecutive evaluations without improvement in '
     'validation/score, the mean over the sources of config.data.validation; 0 disables early '
     'stopping',
   )
@@ -140,7 +140,7 @@ class ExportConfig:
   best: bool = setting(
     False,
     None,
-    'export the policy with the highest mean over the sources of config.data.validation to '
+    'export the policy with the highest mean score over the sources of config.data.validation to '
     'workdir/export/best; the evaluation before the first step is ignored',
   )
   best_without: tuple[str, ...] = setting(
@@ -154,7 +154,7 @@ class RunConfig:
   """A complete, checked config. Field names match the ConfigDict."""
 
   seed: int = setting(
-    0, '[0, 2^63)', 'runs with the same seed are identical bit for bit, unless verdicts time out'
+    0, '[0, 2^63)', 'runs with the same seed are bit-for-bit identical, unless verdicts time out'
   )
   num_steps: int = setting(
     700, '[0, inf)', 'steps of reinforcement learning; unused if `num_epochs` is above 0', AUTHORS
@@ -225,10 +225,10 @@ class RunConfig:
 
 
 def steps_of(num_epochs: float, num_questions: int, per_step: int) -> int:
-  """Return the number of steps in `num_epochs` epochs over `num_questions`, `per_step` per step.
+  """Return the number of steps for `num_epochs` epochs over the questions, `per_step` at a time.
 
   An epoch's last step may also read the next epoch's first questions. The calculation uses exact
-  fractions, because in floating point, .07 * 100 is above 7.
+  fractions, because in floating point, .07 * 100 exceeds 7.
 
   >>> steps_of(num_epochs=1.5, num_questions=10, per_step=4)
   4
@@ -246,7 +246,7 @@ def check_length(values: ConfigDict, given: Collection[str]) -> None:
 
 
 def check_dropping(config: RunConfig) -> None:
-  """Raise InputError if the config drops groups with equal rewards despite their gradient."""
+  """Raise InputError if the config drops groups with equal rewards that have a gradient."""
   if config.rollout.is_dynamic:
     baseline, sampling = config.objective.baseline, config.rollout.dynamic_sampling
     raise InputError(
@@ -283,9 +283,8 @@ def parse_config(values: ConfigDict) -> RunConfig:
   for key, value in choices.items():
     if value and not parsed.data.validation:
       raise InputError(
-        f'config.{key}={value}: config.data.validation is empty. Set config.data.validation, '
-        'because the policy whose score you report on config.data.evaluation must be selected on '
-        'different questions.'
+        f'config.{key}={value}: config.data.validation is empty. Set it to questions other than '
+        'those in config.data.evaluation, so that selecting a policy does not bias its final score.'
       )
   if parsed.experience.path and not parsed.replay.ratio:
     raise InputError(
@@ -366,9 +365,9 @@ def check_algorithm(
   if ratio > 0 and not any(replay.trains(replay_config, share) for share in recorded):
     raise InputError(
       f'config.replay.correctness_range={replay_config.correctness_range} excludes every group '
-      f'of config.replay.difficulty={replay_config.difficulty!r}, so nothing would ever be '
-      f'replayed. With config.rollout.group_size={num_rollouts}, no pass rate from '
-      f'1/{num_rollouts} to {most}/{num_rollouts} satisfies both (the range excludes its first '
+      f'that config.replay.difficulty={replay_config.difficulty!r} allows, so nothing would ever '
+      f'be replayed. With config.rollout.group_size={num_rollouts}, no pass rate from '
+      f'1/{num_rollouts} to {most}/{num_rollouts} satisfies both (the range excludes its lower '
       'bound). Widen the range, choose another difficulty, or raise config.rollout.group_size.'
     )
   if ratio > 0 and not replay.most_replayed(replay_config, num_questions):
@@ -383,7 +382,7 @@ def check_algorithm(
   if objective_config.m2po_threshold < math.inf and not objective_config.importance_correction:
     raise InputError(
       f'config.objective.m2po_threshold={objective_config.m2po_threshold} has no effect, because '
-      'with config.objective.importance_correction=False no ratio has moved before the update. '
+      'with config.objective.importance_correction=False every ratio is 1 before the update. '
       'Reset one of the two settings to its default.'
     )
   _check_clipping(objective_config, replays=ratio > 0)

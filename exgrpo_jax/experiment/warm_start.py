@@ -90,14 +90,14 @@ def load_solutions(experiment: Experiment) -> list[Solution]:
         )
   if not rows:
     raise InputError(
-      f'{spec}: no solution fits config.rollout.max_response={limit}. Raise the limit.'
+      f'{spec}: no solution fits within config.rollout.max_response={limit}. Raise the limit.'
     )
   hosts.check_same(spec, 'the solutions', lambda: b''.join(bytes(row.tokens) for row in rows))
   return rows
 
 
 def padded(rows: Sequence[Solution], longest: int, pad_id: int) -> tuple[np.ndarray, np.ndarray]:
-  """Pad the rows with `right_padded`. The mask is 1 for the tokens in the loss."""
+  """Pad the rows with `right_padded`. The mask is 1 for tokens that contribute to the loss."""
   tokens_BT, mask_BT = right_padded([(row.prompt, row.tokens) for row in rows], longest, pad_id)
   own = [own_tokens(row.turns, len(row.tokens)) for row in rows]
   mask_BT[mask_BT > 0] = np.concatenate(own)
@@ -214,7 +214,7 @@ def run(
   data: QuestionSet | None,
   rows: list[Solution] | None = None,
 ) -> model.Params:
-  """Return the parameters after the warm start: load a stored result, or train and store it.
+  """Return the parameters after the warm start: load a stored result, or train and store one.
 
   `data` are the training questions for the `stop_at_pass_rate` check; None is allowed if a result
   is stored. `rows` are the rows to learn from; None loads them. Raises InputError if the folder
@@ -306,7 +306,7 @@ def origin(config: RunConfig, shape: model.ShapeConfig) -> dict[str, Any]:
 
 
 def _other_settings(config: RunConfig) -> dict[str, Any]:
-  """Return the other settings that change the result and differ from their defaults."""
+  """Return the other settings that affect the result and differ from their defaults."""
   found: dict[str, Any] = {
     'data.question_field': config.data.question_field,
     'data.answer_field': config.data.answer_field,
@@ -348,7 +348,7 @@ def _train(
       if (update + 1) % interval == 0 or update + 1 == config.num_updates:
         if not math.isfinite(loss):
           raise InputError(
-            f'warm start: the loss of update {update + 1} is {float(loss)}, so nothing was stored. '
+            f'warm start: the loss at update {update + 1} is {float(loss)}, so nothing was stored. '
             f'Lower config.warm_start.learning_rate={config.learning_rate:g}.'
           )
         writer.write(update + 1, {'loss': float(loss)})
@@ -364,7 +364,7 @@ def _train(
 
 
 def rehearse(experiment: Experiment) -> None:
-  """Compile a warm start's updates, one per padded row length."""
+  """Compile a warm start's update programs, one per padded row length."""
   config = experiment.config.warm_start
   key = randomness.key(experiment.config.warm_start_seed, Purpose.INIT)
   params = model.init(experiment.model, key, experiment.meshes.training)
@@ -414,7 +414,7 @@ def _pass_rate(
 
 
 def _choose(size: int, count: int, seed: int, update: int) -> list[int]:
-  """Return the rows for one update: the next `count` rows in the shuffled order of the epochs."""
+  """Return the next `count` rows, for one update. The order is reshuffled every epoch."""
   places = np.arange(update * count, (update + 1) * count)
   order = {
     int(epoch): randomness.generator(seed, Purpose.WARM_START_ORDER, int(epoch)).permutation(size)

@@ -101,13 +101,14 @@ def _check_functions(config: RunConfig) -> None:
       _check_types(found, wanted, exact=True)
       if sum(leaf.sum() for leaf in jax.tree.leaves(found[0])) < 0:
         raise ValueError(
-          'its updates point against the gradient. The sign and the learning rate are applied '
-          'afterward, so return a transformation such as optax.scale_by_adam(), not optax.adam(…)'
+          'its updates and the gradient have opposite signs. The sign and the learning rate are '
+          'applied afterward, so return a transformation such as optax.scale_by_adam(), not '
+          'optax.adam(…)'
         )
 
 
 def _try_question_rule(config: replay.ReplayConfig, num_rollouts: int) -> None:
-  """Try the rule on one question for each correctness that the buffer can record."""
+  """Try the rule on one question for each correctness value that the buffer can record."""
   if config.question_selection in question_rules.BUCKET_RULES:
     weights = replay.bucket_log_weights(config, num_rollouts)
     _check_numbers(weights, (num_rollouts,), lowest=-np.inf)
@@ -137,7 +138,7 @@ def _try_baseline(config: RunConfig) -> None:
 
 
 def _first_update(config: optimizer.OptimizerConfig, params: dict[str, jax.Array]) -> Any:
-  """Return the (updates, state) of a first update, and values of the types that they must have."""
+  """Return the (updates, state) of a first update, and values with the required types."""
   transformation = optimizer.OPTIMIZERS[config.name](config)
   state = transformation.init(params)
   storage.bit_sums(state)  # fails if a checkpoint cannot contain the state
@@ -148,7 +149,7 @@ def _first_update(config: optimizer.OptimizerConfig, params: dict[str, jax.Array
 def _check_numbers(
   values: Any, *shapes: tuple[int, ...], lowest: float = np.finfo(float).min
 ) -> None:
-  """Raise ValueError unless these are numbers of at least `lowest` in one of the `shapes`."""
+  """Raise ValueError unless `values` are numbers >= `lowest` and have one of the `shapes`."""
   numbers = np.asarray(values, float) if np.shape(values) in shapes else np.array(np.nan)
   if not np.all((numbers >= lowest) & (numbers < np.inf)):
     wanted = ' or '.join(str(list(shape)) for shape in shapes)
@@ -213,8 +214,8 @@ def check_data(config: RunConfig, data: QuestionSet, workdir: str, done: int) ->
   else:
     return
   raise InputError(
-    f'config.data.train={config.data.train}: {why} Restore the data, or choose another --workdir, '
-    f'with config.experience.path={workdir} to keep the stored successes.'
+    f'config.data.train={config.data.train}: {why} Restore the data, or choose another --workdir '
+    f'and set config.experience.path={workdir} to keep the stored successes.'
   )
 
 

@@ -41,7 +41,7 @@ def write(
 
 
 def check(experiment: Experiment) -> None:
-  """Raise InputError if the config asks for an export but no model family supports the policy."""
+  """Raise InputError if an export is configured but no Hugging Face family supports the model."""
   if experiment.config.export.best or experiment.config.export.last:
     _config_json(experiment)
 

@@ -119,14 +119,14 @@ def observe(run: Run, params: model.Params, experience: Experience) -> dict[str,
     except (TypeError, ValueError) as error:
       raise InputError(
         f'callbacks: {getattr(callback, "__name__", callback)} returned {returned!r}. Return a '
-        "dict from metric names to numbers, such as {'mine/score': 0.5}, or nothing."
+        "dict that maps metric names to numbers, such as {'mine/score': 0.5}, or None."
       ) from error
   _refuse_names(name for name in added if name.startswith(_OWN_NAMES))
   return added
 
 
 def _refuse_names(names: Iterable[str]) -> None:
-  """Raise InputError if callbacks used any `names`, which belong to the run's own metrics."""
+  """Raise InputError if there are any `names` that both the callbacks and the run itself use."""
   if both := sorted(names):
     raise InputError(
       f'callbacks: the run itself logs {", ".join(both)}. Choose other names, such as '

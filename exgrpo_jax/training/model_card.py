@@ -1,4 +1,4 @@
-"""The model card of an exported policy: README.md, generated from its run."""
+"""The model card for an exported policy: README.md, generated from its run."""
 
 import contextlib
 import dataclasses
@@ -51,7 +51,7 @@ def write(
   evaluated: Mapping[str, float] | None = None,
   adapters: bool = False,
 ) -> None:
-  """Write the model card of the policy after `step`.
+  """Write the model card for the policy after `step`.
 
   `evaluated` contains the step's scores if the run has not written them yet. The card leaves out
   the names of this machine's folders, because it may be published.
@@ -105,7 +105,7 @@ def _base(experiment: Experiment) -> tuple[str, str]:
 
 
 def _metadata(experiment: Experiment, base: str, adapters: bool) -> str:
-  """Return the card's YAML header. It names the base model and data only if the Hub has them."""
+  """Return the card's YAML header. It names the base model and data only if they are on the Hub."""
   config = experiment.config
   readme = os.path.join(config.model.path, FILE)
   of_base = {}
@@ -123,7 +123,7 @@ def _metadata(experiment: Experiment, base: str, adapters: bool) -> str:
 
 
 def _facts(experiment: Experiment, step: int) -> Iterator[tuple[str, str]]:
-  """Yield (name, value) for the table at the top."""
+  """Yield (name, value) pairs for the table at the top."""
   config = experiment.config
   ratio = config.replay.ratio
   yield 'method', f'ExGRPO, `replay.ratio={ratio:g}`' if ratio else 'GRPO'
@@ -206,7 +206,7 @@ def _interval(record: Mapping[str, float], name: str) -> str:
 
 
 def _usage(experiment: Experiment, base: str, revision: str) -> str:
-  """Return code for transformers and vLLM. `base` is the adapters' base model, or ''.
+  """Return example code for transformers and vLLM. `base` is the adapters' base model, or ''.
 
   vLLM needs the base's `revision`; PEFT reads it from the adapters.
   """

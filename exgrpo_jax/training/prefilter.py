@@ -4,13 +4,13 @@ exgrpo data prefilter --config=one_gpu --samples=8 --out=filtered
 exgrpo train --config=one_gpu --workdir=/tmp/run \
     --config.data.train=filtered/questions.jsonl --config.experience.path=filtered/successes.parquet
 
-The initial policy of training, or a run's policy, answers each question in config.data.train a few
-times. The responses are sampled and graded as in training. Questions that the policy always or
-never solves are dropped, because it cannot learn from them for now. With the successes in its
-replay buffer, a run knows from the first step how hard each question is. The command writes these
-files to the folder --out:
-  questions.jsonl     the remaining questions, in verl's columns, with `solution`, `pass_rate` and
-                      `columns`, the original columns as JSON
+Each question in config.data.train is answered a few times, by the policy that training starts from
+or by a run's policy. The responses are sampled and graded as in training. Questions that the
+policy always or never solves are dropped, because it currently cannot learn from them. With the
+successes in its replay buffer, a run knows from the first step how hard each question is. The
+command writes these files to the folder --out:
+  questions.jsonl     the remaining questions in verl's columns, plus `solution`, `pass_rate` and
+                      `columns` (the original columns as JSON)
   successes.parquet   the correct responses to these questions, for config.experience.path
   pass_rates.jsonl    the fraction of correct responses to each question
 """
@@ -74,8 +74,9 @@ def filter_questions(
   """Sample responses to all training questions, and write the kept questions to the folder `out`.
 
   Each question gets `samples` responses from the policy of the run `source` or, if `source` is
-  None, from the initial policy of training. A question is kept if its pass rate is strictly between
-  `above` and `below`. Raises InputError if no question remains, or if the run could not start.
+  None, from the policy that training starts from. A question is kept if its pass rate is strictly
+  between `above` and `below`. Raises InputError if no question remains, or if the run could not
+  start.
   """
   make_folder('--out', out)
   experiment = open_experiment(values, source.path if source else out)

@@ -43,7 +43,7 @@ def check(experience: seeding.ExperienceConfig, workdir: str) -> None:
 
 
 def load(experiment: Experiment, data: QuestionSet) -> list[seeding.Candidate]:
-  """Load the successes in `config.experience.path` ([] if it is '') and print their number.
+  """Load the successes in `config.experience.path` ([] if it is ''), and print their count.
 
   `data` are the training questions. All hosts must call this. Raises InputError if the experience
   cannot be used, or if none of its responses is correct.
@@ -103,7 +103,7 @@ def _of_run(experiment: Experiment, path: str) -> Iterable[seeding.Trace]:
       raise InputError(
         f'config.experience.path={path}: that run has a different tokenizer, so its tokens '
         f'represent different text here. Set config.tokenizer.path={path}/tokenizer.model if this '
-        "file exists; otherwise use the value of that run's config.tokenizer.path."
+        "file exists; otherwise, set it to that run's config.tokenizer.path."
       )
     theirs = _questions_of(experiment, path, values)
   buffer, step = checkpoint.restore_buffer(path)

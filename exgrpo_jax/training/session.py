@@ -1,6 +1,6 @@
 """An open training run: its steps, buffer and policy.
 
-`train` takes all of a run's steps. With `open_run`, a notebook takes and inspects them one by one.
+`train` takes all steps of a run. With `open_run`, a notebook can take and inspect them one by one.
 """
 
 import contextlib
@@ -84,9 +84,11 @@ class Session:
   def _check(self, last: Snapshot) -> None:
     """Raise InputError if the run is closed, or another iterator took steps after `last`."""
     if not self.is_open:
-      raise InputError('steps(): the run is closed. Call open_run again to resume the run.')
+      raise InputError('steps(): the run is closed. Call open_run again to resume it.')
     if last is not self.snapshot:
-      raise InputError('steps(): another iterator has taken later steps. Continue with that one.')
+      raise InputError(
+        'steps(): another iterator is already ahead of this one. Continue with that one.'
+      )
 
   @property
   def buffer(self) -> Buffer:
@@ -105,11 +107,11 @@ class Session:
 def open_run(
   config: ConfigDict, workdir: str | os.PathLike, callbacks: Sequence[Callback] = ()
 ) -> Iterator[Session]:
-  """Open a run to take its steps by hand. Resumes the run in the workdir, if there is one.
+  """Open a run to take its steps one at a time. Resumes the run in the workdir, if there is one.
 
   Writes the same files as train, and saves the last step at the end of the block. The block runs
   on the training mesh and locks the workdir, so no other run may write there. Raises InputError for
-  anything that train rejects. `config` comes from `config_files.load_config`, for example.
+  anything that train rejects. `config` can be loaded with `config_files.load_config`.
 
   `callbacks` are called in each step before its update, with the run, the trained parameters and
   the step's Experience. They return metrics, which are added to the step's metrics.
@@ -138,7 +140,7 @@ def open_run(
 
 @contextlib.contextmanager
 def explained(workdir: str) -> Iterator[None]:
-  """Turn out-of-disk and out-of-memory errors into a one-line InputError."""
+  """Turn errors caused by a full disk or too little memory into one-line InputErrors."""
   with checkpoint.explain_failure(workdir), machine.explained():
     yield
 

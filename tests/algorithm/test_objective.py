@@ -250,8 +250,8 @@ def test_loss_inputs_are_numpy_on_the_host():
   [
     (dict(tis_limit=2.0), "tis_limit=2.0 .* Set config.objective.old_logprobs='recompute'"),
     (dict(dual_clip=3.0, policy_loss='cispo'), "dual_clip=3.0 needs .*policy_loss='ppo'"),
-    (dict(dual_clip=1.0), r'dual_clip=1.0: .* must lie in \(1, inf\]'),
-    (dict(clip_epsilon_high=0.0), 'clip_epsilon_high=0.0: .* must lie in'),
+    (dict(dual_clip=1.0), r'dual_clip=1.0: .* must be in \(1, inf\]'),
+    (dict(clip_epsilon_high=0.0), 'clip_epsilon_high=0.0: .* must be in'),
     (dict(policy_loss='gspo'), 'must be one of ppo, cispo'),
   ],
 )

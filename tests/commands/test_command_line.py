@@ -132,7 +132,7 @@ def test_an_argument_that_is_not_utf_8_is_rejected():
   words = [sys.executable, '-m', 'exgrpo_jax', 'report', b'h\xe9']
   run = subprocess.run(words, capture_output=True, text=True)
   assert run.returncode == 2 and run.stderr.startswith(
-    "error: 'h\\udce9': this argument is not valid UTF-8 text. Set the encoding"
+    "error: 'h\\udce9': this argument is not valid UTF-8 text. Set your terminal"
   )
 
 

@@ -435,7 +435,7 @@ TABLES = {
     ('optimizer.schedule', lambda _, __: lambda ___: np.inf, 'not numbers of shape'),
     ('optimizer.schedule', lambda _, __: lambda ___: -1.0, 'not numbers of shape'),
     ('optimizer.name', lambda _: optax.scale_by_rms(), None),
-    ('optimizer.name', lambda _: optax.adam(1e-3), 'its updates point against the gradient'),
+    ('optimizer.name', lambda _: optax.adam(1e-3), 'and the gradient have opposite signs'),
     ('optimizer.name', lambda _: contrib.muon(-1.0), None),
     ('optimizer.name', lambda _: contrib.scale_by_muon(), 'pytree structure error'),
     ('optimizer.name', lambda _: optax.identity, "no attribute 'init'"),

@@ -240,7 +240,7 @@ def run(config, workdir):
     ({'rollout.max_response': 2}, r'more than config\.rollout\.max_response=2\. .*\.on_overlong'),
     (
       {'rollout.max_response': 1, 'data.on_overlong': 'drop'},
-      r'no solution fits config\.rollout\.max_response=1',
+      r'no solution fits within config\.rollout\.max_response=1',
     ),
   ],
 )
@@ -371,7 +371,7 @@ def test_a_run_waits_for_another_run_that_trains_the_same_warm_start(
 @pytest.mark.full
 def test_a_warm_start_that_diverges_is_an_error_and_is_not_stored(recorded, config, tmp_path):
   config.warm_start.update(dict(num_updates=3, learning_rate=1e30))
-  message = r'^warm start: the loss of update \d is nan, .*config\.warm_start\.learning_rate=1e\+30'
+  message = r'^warm start: the loss at update \d is nan, .*config\.warm_start\.learning_rate=1e\+30'
   with recorded.compiling(), pytest.raises(InputError, match=message):
     run(config, tmp_path)
   assert not (tmp_path / 'warm_start' / 'params').exists()

@@ -233,7 +233,7 @@ def test_bounds_that_exclude_every_group_are_rejected():
   check_values(ratio=0.0, replay_values=bounds)
   hard = dict(difficulty='hard', correctness_range=(0.3, 1.0))
   with pytest.raises(
-    InputError, match=r"excludes every group of config\.replay\.difficulty='hard'"
+    InputError, match=r"excludes every group that config\.replay\.difficulty='hard'"
   ):
     check_values(replay_values=hard)
   check_values(replay_values=hard | dict(store='all'))  # a question may fail entirely later

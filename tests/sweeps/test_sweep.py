@@ -114,7 +114,7 @@ def test_every_ablation_of_the_paper_has_a_file():
     pytest.param("{'a': {'replay.ratoi': 0.}}", "trial 'a': config.replay has no", id='unknown'),
     pytest.param(
       "{'a': {'seed': 0}, 'b': {'replay.ratio': 1.5}}",
-      "trial 'b': config.replay.ratio=1.5: the value must lie in [0, 1)",
+      "trial 'b': config.replay.ratio=1.5: the value must be in [0, 1)",
       id='out_of_range',
     ),
     pytest.param(

@@ -156,8 +156,8 @@ def test_a_run_writes_samples(recorded):
 @pytest.mark.parametrize(
   ('returned', 'message'),
   [
-    *((x, 'Return a dict from metric names to numbers') for x in (0.0, 3.0, ['x'])),
-    *(({'x': x}, 'Return a dict from metric names to numbers') for x in (None, [1.0], 'high')),
+    *((x, 'Return a dict that maps metric names to') for x in (0.0, 3.0, ['x'])),
+    *(({'x': x}, 'Return a dict that maps metric names to') for x in (None, [1.0], 'high')),
     ({'eval/x': 1.0}, "the run itself logs eval/x. Choose other names, such as 'mine/eval/x'"),
   ],
 )

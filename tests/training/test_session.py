@@ -112,7 +112,7 @@ def test_an_iterator_continues_only_in_an_open_run_after_its_own_last_step(monke
   assert next(first).snapshot.step == 1
   later = run.steps()
   assert next(later).snapshot.step == 2
-  with pytest.raises(InputError, match='another iterator has taken later steps'):
+  with pytest.raises(InputError, match='another iterator is already ahead'):
     next(first)
   run.is_open = False
   for steps in (later, run.steps()):
