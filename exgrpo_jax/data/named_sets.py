@@ -1,11 +1,11 @@
 """Load datasets by name, from the Hugging Face Hub or TFDS.
 
 A Hub split is written `owner/name:config:split`, or `owner/name:split` if the dataset has only
-one config. Either form may include a revision: `owner/name@revision:…`. Only parquet is read. The
-repository's own files are used if their paths are standard (config/split-00000-of-00001.parquet,
-data/split-….parquet, config/split/….parquet). Otherwise the files come from the branch
-refs/convert/parquet, where the Hub stores its parquet conversions. With a revision, only that
-revision's files are used. TFDS names can have the same form and take precedence.
+one config. Either form may include a revision: `owner/name@revision:…`. Only parquet files are
+read: the repository's own if they have standard paths (config/split-00000-of-00001.parquet,
+data/split-….parquet, config/split/….parquet), otherwise those on the branch refs/convert/parquet,
+where the Hub stores the files it has converted. With a revision, only that revision's files are
+used. TFDS names can have the same form and take precedence.
 """
 
 import contextlib
@@ -68,7 +68,7 @@ def on_hub(cache_dir: str, base: str) -> HubSplit | None:
 
 
 def files(split: HubSplit) -> list[str]:
-  """Return the local files of a located split, in order, fetching any that aren't cached."""
+  """Return the local paths of a split's files, in order; fetch any that aren't cached."""
   repository, paths = locate(split)
   literal = [re.sub(r'([*?[])', r'[\1]', path) for path in paths]
   folder = hub.fetch(repository, literal)
@@ -129,8 +129,9 @@ def _refuse_unsplit(repository: hub.Repository) -> NoReturn:
   try:
     found = next((_there(layout) for _, layout in _layouts(repository) if layout), '')
   except InputError as error:
-    raise InputError(f'{form}. Its splits could not be listed: {error}', status=2) from error
-  raise InputError(f'{form} ({found or "the dataset has no split in parquet"}).')
+    message = f'{form}. The splits of this dataset could not be listed: {error}'
+    raise InputError(message, status=2) from error
+  raise InputError(f'{form} ({found or "the dataset has no parquet splits"}).')
 
 
 def _there(layout: Layout) -> str:
@@ -142,7 +143,7 @@ def _absent(split: HubSplit, layout: Layout) -> str:
   repository, there = split.repository, _there(layout)
   if not there:
     why = (
-      'the Hub converts only the default branch. Drop the revision, or'
+      'the Hub converts only the default branch. Remove the revision, or'
       if repository.revision
       else f'the Hub has not converted it to parquet ({_CONVERTED}). Only parquet is read from the '
       'Hub, so'
@@ -189,7 +190,7 @@ def of_tfds(cache_dir: str, spec: str, name: str, split: str) -> RowFile:
 
 @functools.cache
 def _tfds() -> Any:
-  """Import TFDS and disable its bucket requests, which leave empty folders in /tmp."""
+  """Import TFDS, and disable its bucket requests because they leave empty folders in /tmp."""
   import tensorflow_datasets as tfds
 
   tfds.core.DatasetInfo.initialize_from_bucket = lambda self: None  # noqa: ARG005, the type's name

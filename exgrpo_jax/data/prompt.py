@@ -1,9 +1,10 @@
 """Render a question's messages as the prompt that the model reads.
 
 Chat templates come with checkpoints and are code, so they run in jinja2's sandbox. They can use all
-globals, filters and tags that transformers provides. Only the date is fixed, because a prompt with
-today's date would make runs irreproducible: Llama 3.2's template falls back to its own date, and
-templates that require strftime_now (SmolLM3's) get the same date.
+globals, filters and tags that transformers provides. The only difference is that the date is fixed,
+because runs with today's date in their prompts would not be reproducible: Llama 3.2's template
+falls back to its default date, and templates that require strftime_now (such as SmolLM3's) get the
+same date.
 """
 
 import dataclasses
@@ -138,7 +139,7 @@ def render(
   'plain': the contents of the user and assistant messages, each followed by a newline. System
   messages are dropped because a base model was never trained to follow them.
   'chat': the output of transformers' apply_chat_template with a generation prompt and the
-  keyword arguments `config.template_kwargs`.
+  keyword arguments in `config.template_kwargs`.
   'paper': the prompt ends with '<think>\n'. If neither the messages nor the config has a system
   message, one is added that asks for '<think> ... </think>' and \boxed{}. The messages are rendered
   by the chat template or, if the checkpoint has none, as lines that begin with the role.
@@ -154,7 +155,7 @@ def render(
     chat = dataclasses.replace(chat, template=chat.tool_template)
   if tools and (template == 'plain' or chat.template is None):
     raise InputError(
-      'config.environment.tools: only a chat template tells the model about its tools, but '
+      'config.environment.tools: only a chat template can tell the model about tools, but '
       f'config.prompt.template={template!r} with {chat.source} does not use one. Use a checkpoint '
       "with a chat template and config.prompt.template='chat' or 'paper'."
     )
@@ -181,9 +182,9 @@ def render(
 def following(messages: Sequence[Message], config: PromptConfig, chat: Chat = NO_CHAT) -> str:
   """Render `messages` that follow a model turn, up to the beginning of the model's next turn.
 
-  The text starts right after the turn's content, with the template's end-of-turn text. Templates
-  work as in `render`. Raises the same errors as `render`, and InputError if a chat template omits
-  the turn.
+  The result starts right after the turn's content, with the template's end-of-turn text. Templates
+  work as in `render`. Raises InputError in the same cases as `render`, and also if a chat template
+  omits the turn.
   """
   if config.template == 'plain':
     return ''.join(f'{m.content}\n' for m in messages if m.role != 'system')
@@ -211,7 +212,7 @@ def template_keywords(config: PromptConfig, chat: Chat) -> dict[str, Any]:
   if not keywords or used is None:
     return keywords
   passed = {*_PASSED, *chat.special_tokens}
-  usable = ', '.join(sorted(used - passed)) or 'no keyword arguments'
+  usable = ', '.join(sorted(used - passed)) or 'none'
   for name in keywords:
     problem = (
       'this argument is already set for every prompt'
@@ -220,8 +221,8 @@ def template_keywords(config: PromptConfig, chat: Chat) -> dict[str, Any]:
     )
     if name in passed or name not in used:
       raise InputError(
-        f'config.prompt.template_kwargs={config.template_kwargs}: {name!r}: {problem}. The '
-        f'template uses {usable}. Remove {name!r}, or use one of these names.'
+        f'config.prompt.template_kwargs={config.template_kwargs}: {name!r}: {problem}. '
+        f'Remove {name!r}, or use a keyword argument that the template uses ({usable}).'
       )
   return keywords
 
@@ -308,7 +309,7 @@ def _variables(template: str) -> frozenset[str] | None:
 
 
 class _Generation(jinja2.ext.Extension):
-  """The tag `{% generation %}`, which marks generated text and does not change it."""
+  """The `{% generation %}` tag, which marks generated text but does not change it."""
 
   tags: ClassVar = {'generation'}
 

@@ -173,9 +173,9 @@ def load(config: DataConfig, spec: str) -> Dataset:
 
 
 def _files(config: DataConfig, spec: str, base: str) -> tuple[list[RowFile], str]:
-  """Return a spec's files and the source for rows without a source column ('': the file name).
+  """Return a spec's files and the source for rows without a source column.
 
-  The spec must not name an embedded task.
+  A source of '' means the file's name. The spec must not name an embedded task.
   """
   if row_files.task_file(base):
     paths, source = [base], ''
@@ -246,7 +246,7 @@ def check_form(spec: str) -> None:
 
 
 def split_spec(spec: str) -> tuple[str, str]:
-  """Split a data spec into its base, without columns, and its slice with brackets ('' if none)."""
+  """Split a data spec into its base (without columns) and its bracketed slice ('' if none)."""
   match = _SPEC.fullmatch(spec)
   return (match['base'], match['slicing'] or '') if match else ('', '')
 
@@ -271,10 +271,10 @@ def spec_columns(spec: str) -> dict[str, str]:
 
 
 def spec_files(base: str) -> tuple[list[str], str]:
-  """Return the files that a spec (without its slice) names, and a common name ('' without a `*`).
+  """Return the files that a spec (without its slice) names, and one name for all of them.
 
-  `*` in the last path component matches any characters. Files are sorted by name. Raises InputError
-  if no file matches.
+  `*` in the last path component matches any characters; without it, the name is ''. Files are
+  sorted by name. Raises InputError if no file matches.
   """
   folder, _, pattern = base.rpartition('/')
   if '*' not in pattern:

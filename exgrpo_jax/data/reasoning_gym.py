@@ -1,6 +1,6 @@
 """Questions generated and scored by reasoning_gym tasks.
 
-A spec is reasoning_gym:TASKS:SPLIT. TASKS is written like Python but never evaluated:
+A spec is reasoning_gym:TASKS:SPLIT. TASKS uses Python syntax but is never evaluated:
 
   reasoning_gym:chain_sum:train
   reasoning_gym:chain_sum(min_terms=2,max_terms=3,size=10000):train
@@ -9,8 +9,8 @@ A spec is reasoning_gym:TASKS:SPLIT. TASKS is written like Python but never eval
 Arguments are fields of the task's config, or `level`, a curriculum level. `size` is the number of
 distinct questions in train; validation and test each get a quarter as many. *2 doubles the size.
 
-A hash of the question's text decides its split and row. So no two splits share a question,
-whatever their tasks, arguments and seeds, and a slice is a random sample.
+Each question is assigned to a split and a row by a hash of its text. So no two splits share a
+question, regardless of tasks, arguments and seeds, and a slice is a random sample.
 
 Every host must get the same questions, but some tasks draw from global random number generators
 or iterate over sets in hash order. The questions are therefore generated in a separate process.
@@ -206,7 +206,7 @@ def _refusing(place: str) -> Iterator[None]:
 
 
 def parse(spec: str, text: str) -> list[Task]:
-  """Parse the tasks in `text`; if it is invalid, raise an InputError that starts with the spec."""
+  """Parse the tasks in `text`; if it is invalid, raise an InputError that names the spec."""
   try:
     tree = ast.parse(text, mode='eval').body
   except (SyntaxError, ValueError) as error:
@@ -253,7 +253,7 @@ def _task(spec: str, name: str, keywords: Sequence[ast.keyword], weight: float) 
 
 
 def _literal(place: str, keyword: ast.keyword) -> Any:
-  """Return an argument's value in JSON types."""
+  """Parse an argument's value and convert it to JSON types."""
   try:
     return json.loads(json.dumps(ast.literal_eval(keyword.value)))
   except (TypeError, ValueError) as error:

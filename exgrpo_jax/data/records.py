@@ -347,7 +347,7 @@ def _options(layout: Layout, row: Mapping[str, Any], place: str) -> list[str]:
 
 
 def _with_options(layout: Layout, row: Mapping[str, Any], place: str) -> Mapping[str, Any]:
-  """Return the row with its lettered options in the question, and a letter as the answer.
+  """Return the row with lettered options added to its question, and a letter as its answer.
 
   Options that the question already shows are not repeated.
   """
@@ -395,7 +395,7 @@ def _split(text: str) -> tuple[str, str]:
 def _conclusion(text: str, worked: bool) -> tuple[str, str]:
   """Split a solution column's text into the answer ('' if missing) and the solution.
 
-  Unless the column is `worked`, text without a box or '#### ' is treated as the answer, as in TRL.
+  Text without a box or '#### ' is treated as the answer, as in TRL, unless `worked` is True.
   """
   if '\\boxed' in text:
     return extraction.extract(text, ('box',)) or '', text
@@ -422,7 +422,7 @@ def _uncheckable(layout: Layout, row: Mapping[str, Any], answer: str, kind: str,
 
 
 def _kind(layout: Layout, fields: Fields, row: Mapping[str, Any], source: str, place: str) -> str:
-  """Return one of KINDS: verl's style, else the kind of verl's data source, else the default."""
+  """Return one of KINDS: the row's verl style, the kind for its data source, or the default."""
   if not layout.style:
     return fields.default_kind or 'math'
   style = _value(row, layout.style, 'answer', place) or 'rule'
@@ -505,7 +505,7 @@ def content_text(content: Any, place: str) -> str:
   """Return a message's content as text. The texts of a list of parts are joined.
 
   Parts look like {'type': 'text', 'text': '...'}. Raises InputError if a part is not text, for
-  example an image. The message names the row `place` and the type.
+  example an image. The message names the row `place` and the part's type.
   """
   if not _is_list(content):
     return _text(content, 'content', place)
@@ -513,7 +513,7 @@ def content_text(content: Any, place: str) -> str:
     kind = part.get('type') if isinstance(part, Mapping) else type(part).__name__
     if kind != 'text' or not isinstance(part.get('text'), str):
       raise InputError(
-        f'{place}: a content part has the type {kind!r}: {reprlib.repr(part)}. Only text '
+        f'{place}: a content part has type {kind!r}: {reprlib.repr(part)}. Only text '
         "is supported. Remove the part, or use {'type': 'text', 'text': …}."
       )
   return _text(''.join(part['text'] for part in content), 'content', place)

@@ -60,7 +60,7 @@ def row_file(path: str) -> RowFile:
 
 
 def task_file(base: str) -> tuple[str, str] | None:
-  """Return the file and split of a Python task such as 'squares.py:train', otherwise None."""
+  """Return a Python task's file and split, as in 'squares.py:train', or None for other specs."""
   match = _TASK.fullmatch(base)
   return (match['file'], match['split']) if match else None
 
@@ -69,8 +69,8 @@ def opened(path: str, keep_spelling: bool = True) -> Table:
   """Open the file at `path` with the reader for its extension.
 
   The path of a Python task ends in its split, as in 'squares.py:train'. With `keep_spelling`, JSON
-  numbers become Numerals, and a float16 or float32 in parquet becomes the float64 with the same
-  shortest spelling: 0.1, not 0.10000000149011612.
+  numbers become Numerals, and a float16 or float32 in parquet becomes the float64 that prints the
+  same: 0.1, not 0.10000000149011612.
 
   Raises InputError, now or while reading, if the file is missing, damaged or in a different
   format, if its text isn't UTF-8, or if two columns share a name.
@@ -92,7 +92,7 @@ def opened(path: str, keep_spelling: bool = True) -> Table:
     return _of_list(path, values)
 
   def rows(without: Collection[str] = ()) -> Rows:
-    rule = 'Every line must be one object, in UTF-8'
+    rule = 'Every line must contain one JSON object, in UTF-8'
     with file.open('rb') as lines:
       for number, line in enumerate(lines, start=1):
         if line.strip():
@@ -280,7 +280,7 @@ def _has_short_floats(kind: pa.DataType) -> bool:
 
 
 def _spelt(value: Any, kind: pa.DataType) -> Any:
-  """Replace float16 and float32 in a value with the float64 that has the same shortest spelling."""
+  """Replace each float16 or float32 in a value with the float64 that prints the same."""
   if value is None or not _has_short_floats(kind):
     return value
   if pa.types.is_floating(kind):
@@ -305,7 +305,7 @@ def _task(path: str, file: epath.Path, split: str) -> Table:
       raise InputError(f"it has no split '{split}' (has: {', '.join(splits)})")
     rows.extend(splits[split])
 
-  returned = 'a dict from split name to rows, each row a dict by column'
+  returned = 'a dict that maps split names to rows, each a dict keyed by column'
   config.evaluate_file(str(file), 'task', returned, check, is_flag=False)
   return _of_list(path, rows)
 
@@ -314,7 +314,7 @@ def _task(path: str, file: epath.Path, split: str) -> Table:
 
 
 def check_distinct(names: Sequence[str], place: str) -> None:
-  """Raise InputError if a name occurs twice. Several columns may be unnamed."""
+  """Raise InputError if a name occurs more than once; several columns may be unnamed."""
   for name, count in collections.Counter(names).items():
     if name and count > 1:
       raise InputError(

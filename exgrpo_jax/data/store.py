@@ -1,10 +1,10 @@
 """Prepared data: a dataset's records and prompt tokens, written once and then memory-mapped.
 
-Each dataset has a folder named after a hash of everything that shapes the records. It contains:
+Each dataset has a folder named after a hash of everything that affects the records. It contains:
 
   facts.json     each split's row count, and how the rows were read
   SPLIT.arrow    a split's records
-  prompts/HASH   prompt tokens; the hash covers everything that shapes them
+  prompts/HASH   prompt tokens; the hash covers everything that affects them
 
 A file with the right name is therefore always up to date, and outdated files are never used.
 """
@@ -105,7 +105,7 @@ def prepared(
   Args:
     cache_dir: the cache folder; '' means TFDS's folder.
     name: the dataset's name, used as a prefix of its folder's name.
-    key: everything that shapes the records.
+    key: everything that affects the records.
     make: returns the records of each split. Its argument is a dict to which it may add facts; they
       are written after all records. Exceptions propagate.
   """
@@ -124,7 +124,7 @@ def prepared(
       (unfinished / _FACTS).write_text(json.dumps(facts | {'sizes': sizes}))
   except (OSError, pa.ArrowInvalid) as error:
     raise InputError(
-      f'{name}: its questions cannot be stored in {folder} ({type(error).__name__}: {error}). '
+      f'{name}: the questions cannot be stored in {folder} ({type(error).__name__}: {error}). '
       'Set config.data.cache_dir to a writable folder with enough free space.'
     ) from error
   return Store(folder)
@@ -159,7 +159,7 @@ def _file(folder: pathlib.Path, split: str) -> pathlib.Path:
 
 
 def _write(path: pathlib.Path, found: Iterable[Record]) -> int:
-  """Write a split's records and return their number."""
+  """Write a split's records and return how many there are."""
   rows, size = iter(found), 0
   with pa.ipc.new_file(os.fspath(path), SCHEMA) as file:
     while batch := list(itertools.islice(rows, _BATCH)):
@@ -240,7 +240,7 @@ CONFLICT = 'conflicting answers to the same question'
 class Answers:
   """A dataset's answers, collected row by row to find conflicts.
 
-  The verifier may treat answers as equal even if their texts differ, such as 1/2 and 0.5.
+  The verifier may treat answers as equal even if their texts differ, as with 1/2 and 0.5.
   """
 
   def __init__(self) -> None:
@@ -303,7 +303,7 @@ class Dataset(Questions):
 
 
 class Prompts(Sequence[np.ndarray]):
-  """A dataset's prompts, each an int32 [T] view of one array. Slicing returns a list."""
+  """A dataset's prompts, each an int32 [T] view into a shared array. Slicing returns a list."""
 
   def __init__(
     self, tokens: np.ndarray, begins: np.ndarray, lengths: np.ndarray, checksum: bytes
@@ -377,7 +377,7 @@ def _code() -> tuple[str, ...]:
 def _tokenize(data: Dataset, tokenizer: Tokenizer, prompts: prompt.PromptConfig) -> bytearray:
   """Tokenize the prompts and return the content of their cache file.
 
-  The file starts with a SHA-256 of everything that follows, and a SHA-256 of the questions. The
+  The file starts with a SHA-256 of everything that follows, then a SHA-256 of the questions. The
   rest is little-endian int32: all prompts' tokens, each prompt's length, and the prompt count.
   """
   content, lengths, questions = bytearray(2 * _DIGEST), [], hashlib.sha256()
@@ -406,7 +406,7 @@ def _prompts_in(path: pathlib.Path) -> Prompts:
 
 
 def _parse(content: np.ndarray) -> Prompts:
-  """Return the prompts in a file's int32 content, as views."""
+  """Parse the int32 content of a prompt file and return its prompts, as views."""
   checksum, rest = content[: _DIGEST // 4].tobytes(), content[2 * _DIGEST // 4 :]
   count = int(rest[-1])
   lengths = rest[-1 - count : -1].astype(np.int64)

@@ -182,7 +182,7 @@ class JsonTokenizer(Tokenizer):
       self._model = tokenizers.Tokenizer.from_str(files['tokenizer.json'].decode())
     except Exception as error:  # the library raises plain Exceptions
       raise InputError(
-        f"{path}: not a tokenizer.json ({error}). Use one saved by the 'tokenizers' library."
+        f"{path}: not a valid tokenizer.json ({error}). Use one saved by the 'tokenizers' library."
       ) from error
     self._model.no_padding()  # the file may enable padding and truncation for other purposes
     self._model.no_truncation()
@@ -247,8 +247,8 @@ def load(path: epath.PathLike) -> Tokenizer:
   """Load a tokenizer.json, a SentencePiece *.model, or a folder that contains either.
 
   If a folder contains both, tokenizer.json is used, as in transformers. Raises InputError if the
-  file is missing, cannot be read, or has no end-of-sequence token, or if the folder has settings
-  that only apply to a tokenizer.json.
+  file is missing, cannot be read, or has no end-of-sequence token, or if a folder without a
+  tokenizer.json contains files that apply only to one.
   """
   file = epath.Path(path).expanduser()
   if file.is_dir():
@@ -258,8 +258,8 @@ def load(path: epath.PathLike) -> Tokenizer:
     if ignored and file.suffix == '.model':
       raise InputError(
         f'{path}: {ignored} applies only to a tokenizer.json, and the folder has none. Create one '
-        f"with transformers, AutoTokenizer.from_pretrained('{path}').save_pretrained('{path}'), or "
-        f'set config.tokenizer.path to {file}, which has no BOS token and no chat template.'
+        f"with transformers (AutoTokenizer.from_pretrained('{path}').save_pretrained('{path}')), "
+        f'or set config.tokenizer.path to {file}, which has no BOS token and no chat template.'
       )
   if not file.is_file() or file.suffix not in ('.json', '.model'):
     raise InputError(
@@ -314,7 +314,7 @@ def train(texts: Iterable[str], vocab_size: int, path: epath.PathLike) -> None:
 
 
 def _add_listed(model: tokenizers.Tokenizer, listed: Any, path: str) -> None:
-  """Add the tokens that only tokenizer_config.json lists, by id, as transformers does."""
+  """Add the tokens listed only in tokenizer_config.json, in id order, as transformers does."""
   known = {token.content for token in model.get_added_tokens_decoder().values()}
   try:
     tokens = {

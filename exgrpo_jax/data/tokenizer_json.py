@@ -1,7 +1,8 @@
 """Convert a SentencePiece model or a GGUF tokenizer to tokenizer.json, for transformers and vLLM.
 
 SentencePiece scores every piece and merges the neighbors that form the best piece. A tokenizer.json
-lists pairs of pieces by rank. So each piece becomes all pairs that form it, in order of score.
+lists pairs of pieces by rank, so each piece is converted to all pairs that form it, in order of
+score.
 
 A GGUF file contains a vocabulary, merges or scores, and the name of a pre-tokenization rule
 (tokenizer.ggml.pre). The rules here and in llama.cpp's src/llama-vocab.cpp are copied from the
@@ -216,7 +217,7 @@ def _check(own: Mapping[str, Any], path: str) -> None:
   if kind == 'gpt2' and pre not in _BY_NAME:
     raise InputError(
       f"{path}: tokenizer.ggml.pre='{pre}' is not supported. Use a model with one of "
-      f'{", ".join(_BY_NAME)}; other values split text differently.'
+      f'these values: {", ".join(_BY_NAME)}. Other values split text differently.'
     )
 
 

@@ -1,1 +1,1 @@
-"""Read Hugging Face checkpoints into our parameters, and write them."""
+"""Convert Hugging Face checkpoints to our parameters and back."""

@@ -1,7 +1,7 @@
 """Convert Hugging Face's config.json to our ShapeConfig and back.
 
-Unsupported options are rejected by name. Otherwise an almost compatible model would load and
-silently compute something slightly different.
+Unsupported options are rejected with an error that names them. Otherwise, an almost compatible
+model would load and silently compute something slightly different.
 """
 
 import dataclasses
@@ -64,7 +64,10 @@ def parse_rope(
 def _by_type(
   values: Mapping[str, Any], path: str, family: Family
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-  """Merge the two formats as transformers does, for layers without a window and layers with one."""
+  """Merge the two formats as transformers does.
+
+  Returns the fields for layers without a window, and the fields for layers with one.
+  """
   given = values.get('rope_parameters')
   given = family.defaults.get('rope_parameters') if given is None else given
   new = _mapping(given, 'rope_parameters', path)
@@ -231,7 +234,7 @@ _WITHOUT_POSITIONS = {'f': 'n', 's': 'w'}
 
 @dataclasses.dataclass(frozen=True)
 class Extension:
-  """Overrides of a checkpoint's config.json that allow longer contexts than in pretraining."""
+  """Overrides for a checkpoint's config.json that allow longer contexts than in pretraining."""
 
   rope_theta: float = setting(
     0.0, '[0, inf)', "base of the rotary wavelengths, in positions; 0 keeps the checkpoint's value"
@@ -430,7 +433,7 @@ def _of_each_layer(
   types = values.get('layer_types') or []
   if any(kind not in [*_LAYER_TYPES] for kind in types):
     raise InputError(
-      f'{path}: layer_types={types!r} is not supported: a layer must be '
+      f'{path}: layer_types={types!r} is not supported: each layer must be '
       f'{" or ".join(_LAYER_TYPES)}.'
     )
   rotates = values.get('no_rope_layers') if family.no_rope else []

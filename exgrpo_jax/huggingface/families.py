@@ -60,7 +60,7 @@ REFUSED = {
   'decoder_sparse_step': (_EXPERTS, (1, None)),
   'partial_rotary_factor': ('rotary positions apply to all dimensions of a head', (1, None)),
   'quantization_config': ('weights must be float32, bfloat16 or float16', ({}, None)),
-  'attention_chunk_size': ('attention must be full or in sliding windows', (None,)),
+  'attention_chunk_size': ('attention must be full or use a sliding window', (None,)),
   'transformers_weights': ('weights are read from model.safetensors or its index', (None,)),
 }
 _GEMMA = dict(norms='both', norm_offset=True, scaled_embeddings=True)

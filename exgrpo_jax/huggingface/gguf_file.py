@@ -1,8 +1,8 @@
 """GGUF, llama.cpp's model format: one file with metadata, tokenizer and quantized tensors.
 
 The `gguf` package reads GGUFs (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md). Tensors
-are dequantized slice by slice from the memory-mapped file, so memory never contains more than one
-device's slice.
+are dequantized slice by slice from the memory-mapped file, so no more than one device's slice is in
+memory at a time.
 """
 
 import dataclasses
@@ -290,7 +290,7 @@ def _rope_scaling(own: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def _llama3(values: Mapping[str, Any], factors: Any, path: str) -> dict[str, Any]:
-  """Recover Llama 3's rotary scaling from `factors`, which stretch each wavelength."""
+  """Recover Llama 3's rotary scaling from `factors`, by which wavelengths are multiplied."""
   given_P = np.asarray(factors.data, np.float32)
   factor = _shortest(float(given_P.max()))
   theta, head_size = values['rope_theta'], values['head_dim']

@@ -52,13 +52,13 @@ def check_names(
   if missing:
     shape = list(tensors[missing[0]].shape)
     raise InputError(
-      f'{path}: tensor {missing[0]} is missing, but {described_by} requires it, with shape '
+      f'{path}: tensor {missing[0]} is missing, but {described_by} requires it with shape '
       f'{shape}{_and_more(missing)}.'
     )
   if unexpected:
     raise InputError(
-      f'{path}: tensor {unexpected[0]} is unexpected because {described_by} requires no tensor of '
-      f'that name{_and_more(unexpected)}.'
+      f'{path}: tensor {unexpected[0]} is unexpected because {described_by} does not require it'
+      f'{_and_more(unexpected)}.'
     )
 
 
@@ -87,8 +87,8 @@ def list_tensors(folder: epath.Path) -> tuple[epath.Path, dict[str, str]]:
   path = folder / _SINGLE
   if not path.is_file():
     raise InputError(
-      f'{folder}: the folder contains neither {_SINGLE} nor {_INDEX}. Weights must be safetensors '
-      'because other formats can execute code when they are loaded.'
+      f'{folder}: the folder contains neither {_SINGLE} nor {_INDEX}. Weights must be in '
+      'safetensors format because other formats can execute code when they are loaded.'
     )
   with _local_copy(path) as local, _open(local, path) as reader:
     return path, dict.fromkeys(reader.keys(), _SINGLE)
@@ -103,7 +103,7 @@ def open_checked(path: epath.Path, tensors: Mapping[str, Tensor]) -> Iterator[di
   """Check a file's tensors against the expected ones and yield a `Slice` for each, by name.
 
   `path` may be remote. Raises InputError if the file is damaged, or a tensor is missing or
-  unexpected, or has the wrong shape or a non-floating type.
+  unexpected, or has the wrong shape or an unsupported dtype.
   """
   with _local_copy(path) as local:
     with _open(local, path) as reader:

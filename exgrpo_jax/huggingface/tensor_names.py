@@ -37,8 +37,8 @@ def of(config: model.ShapeConfig) -> dict[tuple[ParamPath, Index], Tensor]:
   """Return all tensors of a checkpoint, in file order.
 
   Returns:
-    (path, index) -> Tensor, where path locates our parameter in the tree of `model.init` and index
-    is the tensor's place within it.
+    (path, index) -> Tensor, where path locates our parameter in the tree that `model.init` returns,
+    and index is the tensor's place within the parameter.
   """
   V, D = config.vocab_size, config.width
   embedding = _projection('model.embed_tokens.weight', D, V, num_inputs=0)

@@ -1,7 +1,8 @@
 """Load sharded parameters from safetensors or a GGUF, and save them as safetensors.
 
-Each device's slice is read from the file and cast separately. Host memory therefore never contains
-a whole tensor unless a device does, and each host reads only the slices of its own devices.
+Each device's slice is read from the file and cast separately. A host therefore never has a whole
+tensor in memory unless one of its devices does, and each host reads only the slices of its own
+devices.
 """
 
 import functools
@@ -41,8 +42,8 @@ def load(
   parameters are laid out over `mesh` as in `model.init`; with `frozen`, they have the dtypes of
   frozen parameters (see `model.shapes`) instead of float32.
 
-  Raises InputError if a tensor is missing or unexpected, or has the wrong shape or a non-floating
-  type, if a file is missing or truncated, or if hosts have different copies.
+  Raises InputError if a tensor is missing or unexpected, or has the wrong shape or an unsupported
+  dtype, if a file is missing or truncated, or if hosts have different copies.
   """
   folder = epath.Path(directory).expanduser()
   layout = tensor_names.of(config)
@@ -262,7 +263,7 @@ def save_adapters(
 def adapter_tensors(
   config: lora.LoraConfig, shape: model.ShapeConfig
 ) -> dict[tuple[ParamPath, Index], Tensor]:
-  """Return the A and B matrices of each target, by (path in the adapters, index)."""
+  """Return the A and B matrices of each target, keyed by (path in the adapters, index)."""
   layout = {}
   for (path, index), kernel in tensor_names.of(shape).items():
     module = kernel.name.removesuffix('.weight')

@@ -21,7 +21,7 @@ _READ = '/jax/compilation_cache/cache_hits'  # precedes _COMPILED for the same p
 
 @dataclasses.dataclass(eq=False)
 class Program:
-  """A jitted function at one of the input sizes used in a run.
+  """A jitted function for one of the input sizes used in a run.
 
   The module that runs the function also lists its programs. A program contains everything needed to
   compile it, and is compiled once, on the first access to `executable`.

@@ -86,7 +86,7 @@ def program() -> list[str]:
 
 
 def to_copy(words: Sequence[str], workdir: str = '') -> str:
-  """Format a command for the user to copy. Its program and paths in flags become absolute.
+  """Format a command for the user to copy, making its program and the paths in its flags absolute.
 
   The command then works from any folder. Use this function for every printed command. Paths in
   settings (--config.…) are unchanged, because an absolute path would count as a changed setting
@@ -121,7 +121,7 @@ class _Log:
     self.last = time.monotonic()
 
   def write(self, line: str) -> None:
-    """Append a line, without escape sequences or overwritten progress."""
+    """Append a line, without escape sequences or progress updates that were overwritten."""
     self.last = time.monotonic()
     text = _CONTROL.sub('', line).rstrip('\r').rpartition('\r')[2]
     with contextlib.suppress(OSError):  # a full disk must not end a run because of its log

@@ -47,8 +47,8 @@ def read(workdir: str) -> list[dict[str, Any]]:
       return json.load(file)
   except ValueError as error:
     raise InputError(
-      f'{path}: this file is not valid JSON ({error}). Delete it. The next start of the run writes '
-      'a new one.'
+      f'{path}: this file is not valid JSON ({error}). Delete it; a new one is written the next '
+      'time the run starts.'
     ) from error
 
 

@@ -95,7 +95,7 @@ def _join(meeting: Meeting) -> None:
   except (RuntimeError, OSError) as error:
     place = f'--coordinator_address={meeting.coordinator_address}: ' * (meeting != Meeting())
     raise InputError(
-      f'{place}the hosts of the run cannot connect to each other ({error}). Start the same command '
+      f'{place}the hosts of the run cannot connect to each other ({error}). Run the same command '
       'on every host, and make sure that every host can reach the first host.',
       status=1,
     ) from error
@@ -229,9 +229,9 @@ def barrier(name: str) -> None:
 
 @contextlib.contextmanager
 def refusing_together(*kinds: type[Exception]) -> Iterator[None]:
-  """Raise on all hosts an InputError, or else an error of `kinds`, that one raises in the block.
+  """Raise an error on all hosts if any host raises InputError or one of `kinds` in the block.
 
-  All hosts must enter the block.
+  An InputError takes precedence over other errors. All hosts must enter the block.
   """
   error, own, kinds = None, None, (InputError, *kinds)
   try:
@@ -249,7 +249,7 @@ def refusing_together(*kinds: type[Exception]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def first_host_first(name: str) -> Iterator[None]:
-  """Run the block on the first host before the other hosts, which can reuse its results."""
+  """Run the block on the first host first, so that the other hosts can reuse its results."""
   if not is_first():
     barrier(name)
   yield

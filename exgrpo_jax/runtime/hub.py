@@ -4,8 +4,8 @@
 branches, tags or commits. huggingface_hub downloads files to its shared cache (HF_HOME), with the
 token from `hf auth login`.
 
-Branches move, so each name is resolved to a commit only once. Within a process, a name means the
-same commit on all hosts. A resumed run reads the commits from workdir/hub.json (`record`,
+Branches move, so each name is resolved to a commit only once. Within a process, a name refers to
+the same commit on all hosts. A resumed run reads the commits from workdir/hub.json (`record`,
 `recall`).
 """
 
@@ -158,7 +158,7 @@ def _refusals(repository: Repository) -> Iterator[None]:
     yield
   except errors.HFValidationError as error:
     raise InputError(
-      f'there is no folder {name}, and this is not a valid name on the Hub ({_reason(error)}). '
+      f'there is no folder {name}, and this is not a valid Hub name ({_reason(error)}). '
       'Correct the name.'
     ) from error
   except errors.RevisionNotFoundError as error:
@@ -184,7 +184,7 @@ def _refusals(repository: Repository) -> Iterator[None]:
       why = 'HF_HUB_OFFLINE is set. Unset HF_HUB_OFFLINE, use'
     local = 'a local folder' if repository.kind == 'model' else 'local .jsonl or .parquet files'
     raise InputError(
-      f'the {kind} {name} is not complete in the cache {constants.HF_HUB_CACHE}, and {why} {local} '
+      f'the {kind} {name} is not fully cached in {constants.HF_HUB_CACHE}, and {why} {local} '
       'instead, or set HF_ENDPOINT to a mirror of the Hub.',
       status=2 if constants.HF_HUB_OFFLINE else 1,
     ) from error
@@ -232,7 +232,7 @@ def check_push(name: str, public: bool) -> None:
       api.auth_check(name, write=True)
       if found.private == public:
         is_, change = ('private', 'Remove --public') if public else ('public', 'Add --public')
-        problem = f'this repository exists and is {is_}. {change}, or choose another name.'
+        problem = f'this repository already exists and is {is_}. {change}, or choose another name.'
   if problem:
     raise InputError(f'--push={name}: {problem}')
 
@@ -269,7 +269,7 @@ def publish(
 def _push_refusals(name: str) -> Iterator[None]:
   try:
     if not huggingface_hub.get_token():
-      raise InputError(f'--push={name}: no token for the Hub was found. {_LOGIN}')
+      raise InputError(f'--push={name}: no Hub token was found. {_LOGIN}')
     yield
   except InputError:
     raise
@@ -280,7 +280,7 @@ def _push_refusals(name: str) -> Iterator[None]:
     why = f'the request to {constants.ENDPOINT} failed ({reason}). Try again later.'
     code = error.response.status_code if isinstance(error, errors.HfHubHTTPError) else 0
     if code in (401, 403, 404):
-      refused = 'is not accepted' if code == 401 else 'may not write to this repository'
+      refused = 'was not accepted' if code == 401 else 'may not write to this repository'
       why, status = f'your token {refused}. {_LOGIN}', 2
     raise InputError(f'--push={name}: nothing was published, because {why}', status) from error
 

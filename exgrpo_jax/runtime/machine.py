@@ -111,7 +111,7 @@ def keep_pages() -> None:
 
 
 def take_share() -> None:
-  """Set JAX's share of GPU memory to SHARE unless it is set. Call this before JAX starts."""
+  """Set JAX's share of GPU memory to SHARE unless already set. Call this before JAX starts."""
   if not any(name in os.environ for name in _SHARE_VARIABLES):
     os.environ[_SHARE_VARIABLES[0]] = str(SHARE)
 

@@ -1,7 +1,8 @@
 """Handling of SIGTERM and SIGINT: finish and save the current step, then stop the run.
 
-Clouds send SIGTERM before they reclaim a machine; Ctrl-C sends SIGINT. Before the first step there
-is nothing to save, so either signal ends the process immediately: see exgrpo_jax/__main__.py.
+Cloud providers send SIGTERM before they reclaim a machine; Ctrl-C sends SIGINT. Before the first
+step there is nothing to save, so either signal ends the process immediately: see
+exgrpo_jax/__main__.py.
 """
 
 import contextlib

@@ -59,7 +59,10 @@ def _key(seed: int, purpose: int, place: int | jax.Array) -> jax.Array:
 
 
 def generator(seed: int, purpose: Purpose, place: int = 0, *more: int) -> np.random.Generator:
-  """Return the NumPy generator for a purpose at a place, e.g. a step, or a step and a question."""
+  """Return the NumPy generator for a purpose and a point in the run.
+
+  `place` and `more` give the point, for example a step, or a step and a question.
+  """
   # Use a spawn key, because SeedSequence ignores trailing zeros in an entropy tuple.
   return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(int(purpose), place, *more)))
 
@@ -81,7 +84,7 @@ def ranks(seed: int, purpose: Purpose, place_N: np.ndarray) -> np.ndarray:
 def row_keys(
   step_key: jax.Array, question_row_B: jax.Array, sample_index_B: jax.Array
 ) -> jax.Array:
-  """Derive each response's key from its step's key, question row and sample index.
+  """Derive each response's key from its step key, question row and sample index.
 
   `step_key` is [B], or a single key for all responses.
   """

@@ -201,7 +201,7 @@ def check_local(place: str) -> None:
 
 
 def check_entries(workdir: str) -> None:
-  """Raise InputError for a URL, or a folder in place of a run's file, or vice versa."""
+  """Raise InputError if `workdir` is a URL, or has a folder where a file belongs, or vice versa."""
   check_local(workdir)
   kinds = (
     (_FILES, os.path.isdir, 'a file', 'folder'),
@@ -211,8 +211,7 @@ def check_entries(workdir: str) -> None:
     for path in (os.path.join(workdir, name) for name in names):
       if is_wrong(path):
         raise InputError(
-          f'{path}: this must be {needed} of the run, but it is a {found}. Move or rename the '
-          f'{found}.'
+          f'{path}: a run needs {needed} here, but this is a {found}. Move or rename the {found}.'
         )
 
 
@@ -360,8 +359,8 @@ def check_writable(workdir: str) -> None:
     path = os.path.join(workdir, name)
     if os.path.exists(path) and not os.access(path, os.W_OK):
       raise InputError(
-        f'{path}: this user cannot write to it, but the run has to. Change its owner or its '
-        'permissions.'
+        f'{path}: the current user cannot write to this path, but the run has to. Change its '
+        'owner or permissions.'
       )
 
 
@@ -373,8 +372,8 @@ def check_folder(key: str, folder: str) -> None:
     existing = existing.parent
   if not existing.is_dir() or not os.access(existing, os.W_OK):
     raise InputError(
-      f'{key}={folder}: {existing} is not a folder that this user can write to. Choose another '
-      'path.'
+      f'{key}={folder}: {existing} is not a folder that the current user can write to. Choose '
+      'another path.'
     )
 
 

@@ -128,13 +128,13 @@ THERE = 'main: test, train; socratic: train'
     (
       'me/sums@main:train',
       {'train.jsonl': ''},
-      'me/sums@main has no parquet .* only the default branch. Drop the revision, or download',
+      'me/sums@main has no parquet .* only the default branch. Remove the revision, or download',
     ),
     ('me/sums@v2:train', SEVERAL, r"me/sums has no revision 'v2'\. .* http://\S+/datasets/"),
     ('me/sums', SEVERAL, rf'Write me/sums:CONFIG:SPLIT, .*, or me/sums:SPLIT .* \({THERE}\)'),
     ('me/sums[:4]', {'train.parquet': b''}, r'me/sums:SPLIT if .* \(default: train\)'),
-    ('me/sums', {'train.jsonl': ''}, r'has no split in parquet\)'),
-    ('me/smus', SEVERAL, r'me/smus:CONFIG:SPLIT, .* splits could not .*: there is no folder'),
+    ('me/sums', {'train.jsonl': ''}, r'has no parquet splits\)'),
+    ('me/smus', SEVERAL, r'me/smus:CONFIG:SPLIT, .* could not be listed: there is no folder'),
   ],
 )
 def test_a_missing_split_is_refused_with_the_existing_ones(served, config, spec, files, message):

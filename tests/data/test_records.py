@@ -127,7 +127,7 @@ def test_the_parts_of_a_message_are_joined(config, jsonl, parquet):
 def test_a_part_of_a_message_that_is_not_text_is_refused(config, jsonl, part, kind):
   parts = [{'type': 'text', 'text': 'See: '}, part]
   line = {'messages': [{'role': 'user', 'content': parts}], 'answer': '2'}
-  message = rf'train\.jsonl:1: a content part has the type {kind!r}: .* Only text is supported'
+  message = rf'train\.jsonl:1: a content part has type {kind!r}: .* Only text is supported'
   with pytest.raises(InputError, match=message):
     questions.load(config, jsonl(line))
 

@@ -119,7 +119,7 @@ def test_a_full_disk_is_refused_and_leaves_nothing(tmp_path):
   limits = resource.getrlimit(resource.RLIMIT_FSIZE)
   resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, limits[1]))
   try:
-    with pytest.raises(InputError, match=r'its questions cannot be stored in .*File too large'):
+    with pytest.raises(InputError, match=r'the questions cannot be stored in .*File too large'):
       prepared(tmp_path, lambda _: {'train': [long]})
   finally:
     resource.setrlimit(resource.RLIMIT_FSIZE, limits)

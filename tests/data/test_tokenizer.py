@@ -260,7 +260,7 @@ def test_begin_tokens_padding_and_truncation_in_the_file_are_disabled(checkpoint
     ('x.txt', b'text', r'must be a tokenizer\.json'),
     ('x.model', b'junk', 'not a SentencePiece model'),
     ('x.model', b'', 'not a SentencePiece model'),
-    ('tokenizer.json', b'{}', r'not a tokenizer\.json'),
+    ('tokenizer.json', b'{}', r'not a valid tokenizer\.json'),
   ],
   ids=['absent', 'empty_folder', 'unknown_suffix', 'junk_model', 'empty_model', 'other_json'],
 )

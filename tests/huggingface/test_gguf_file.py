@@ -119,7 +119,7 @@ def refused(path, message, mesh):
     ({'blk__1__attn_q__weight': None}, r'tensor blk\.1\.attn_q\.weight is missing, but the meta'),
     (
       {'blk__0__attn_q__bias': (np.zeros(32, np.float32), KINDS.F32)},
-      r'tensor blk\.0\.attn_q\.bias is unexpected because the metadata requires no tensor of ',
+      r'tensor blk\.0\.attn_q\.bias is unexpected because the metadata does not require it\.',
     ),
     (
       {'blk__0__attn_v__weight': (np.zeros((8, 32), np.float32), KINDS.F32)},

@@ -282,7 +282,7 @@ def extra(_):
 DAMAGES = {
   'no_tensor': (
     SINGLE, update(FILE, 'model.norm.weight', nothing),
-    f'{FILE}: tensor model.norm.weight is missing, but config.json requires it, with shape [56].',
+    f'{FILE}: tensor model.norm.weight is missing, but config.json requires it with shape [56].',
   ),
   'not_in_the_index': (
     SHARDED, forget_in_the_index,
@@ -294,11 +294,11 @@ DAMAGES = {
   ),
   'unexpected': (
     SINGLE, update(FILE, 'extra', extra),
-    f'{FILE}: tensor extra is unexpected because config.json requires no tensor of that name.',
+    f'{FILE}: tensor extra is unexpected because config.json does not require it.',
   ),
   'unexpected_in_one_file': (
     SHARDED, update(SECOND, 'extra', extra),
-    f'{SECOND}: tensor extra is unexpected because the list for this file in {INDEX} requires no ',
+    f'{SECOND}: tensor extra is unexpected because the list for this file in {INDEX} does not ',
   ),
   'unembedding_of_a_tied_model': (
     'qwen2_tied', update(FILE, 'lm_head.weight', lambda of: of['model.embed_tokens.weight']),
@@ -323,7 +323,7 @@ DAMAGES = {
   'index_without_map': (SHARDED, write_index('{}'), f'{INDEX}: not an index of safetensors files'),
   'no_safetensors': (
     SINGLE, lambda folder: (folder / FILE).rename(folder / 'pytorch_model.bin'),
-    f': the folder contains neither {FILE} nor {INDEX}. Weights must be safetensors',
+    f': the folder contains neither {FILE} nor {INDEX}. Weights must be in safetensors format',
   ),
 }  # fmt: skip
 

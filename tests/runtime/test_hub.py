@@ -124,7 +124,7 @@ def test_a_name_or_a_revision_that_does_not_exist():
     r"there is no folder me/modle, .* no public model .* 'hf auth login'", refusal('me/modle')
   )
   assert re.search(r"has no revision 'v9'\. .* http://\S+/me/model", refusal('me/model@v9'))
-  assert re.search(r'me/a--b, and this is not a valid name on the Hub', refusal('me/a--b'))
+  assert re.search(r'me/a--b, and this is not a valid Hub name', refusal('me/a--b'))
 
 
 def test_a_gated_model_without_a_token_and_with_one(served, monkeypatch):
@@ -140,7 +140,7 @@ def test_offline_the_cache_is_used_and_missing_models_are_named(monkeypatch):
   with hub.as_in('nowhere'):
     assert fetch() == folder
     for message in (refusal('me/model', '*.safetensors'), refusal('me/other')):
-      assert 'is not complete in the cache /' in message and 'HF_HUB_OFFLINE is set' in message
+      assert 'is not fully cached in /' in message and 'HF_HUB_OFFLINE is set' in message
       assert message.endswith('a local folder instead, or set HF_ENDPOINT to a mirror of the Hub.')
 
 
@@ -222,8 +222,8 @@ def test_a_push_replaces_the_weights_that_are_there_and_keeps_other_files(accoun
     ('policy', False, TOKEN, r'the name has no owner\. Write owner/name'),
     ('me/a--b', False, TOKEN, r'this is not a valid name\. Write owner/name'),
     ('me/a@v1', False, TOKEN, r'this is not a valid name'),
-    ('me/new', False, '', r"no token for the Hub was found\. Run 'hf auth login', or set HF_TOKEN"),
-    ('me/new', False, 'hf_other', r'nothing was published, because your token is not accepted'),
+    ('me/new', False, '', r"no Hub token was found\. Run 'hf auth login', or set HF_TOKEN"),
+    ('me/new', False, 'hf_other', r'nothing was published, because your token was not accepted'),
     ('me/new', False, 'hf_read', r'your token is read-only\. Run'),
     (
       'lab/secret',

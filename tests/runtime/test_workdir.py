@@ -237,10 +237,10 @@ def test_a_folder_in_place_of_a_file_and_the_reverse_are_rejected(config, folder
   (folder / name).unlink(missing_ok=True)
   if is_folder:
     (folder / name).mkdir()
-    problem = f'{folder / name}: this must be a file of the run, but it is a folder. Move or rename'
+    problem = f'{folder / name}: a run needs a file here, but this is a folder. Move or rename'
   else:
     (folder / name).write_text('')
-    problem = f'{folder / name}: this must be a folder of the run, but it is a file. Move or rename'
+    problem = f'{folder / name}: a run needs a folder here, but this is a file. Move or rename'
   for read in (lambda: check_workdir(config, str(folder)), lambda: read_config(str(folder))):
     with pytest.raises(InputError, match=re.escape(problem)):
       read()
@@ -250,7 +250,7 @@ def test_a_folder_in_place_of_a_file_and_the_reverse_are_rejected(config, folder
 
 def test_a_file_of_another_user_is_rejected(folder, monkeypatch):
   monkeypatch.setattr(os, 'access', lambda path, _: not path.endswith('metrics.jsonl'))
-  with pytest.raises(InputError, match=r'metrics\.jsonl: this user cannot write to it'):
+  with pytest.raises(InputError, match=r'metrics\.jsonl: the current user cannot write to'):
     check_writable(str(folder))
 
 

@@ -1,17 +1,18 @@
 r"""Chains of additions and subtractions, with solutions in styles that differ in reliability.
 
-A question is a chain such as '48+3-9+7'. In a language model's corpus, some solutions show more
-steps than others, and some are wrong. The split 'pretraining' imitates this, one style per row:
+A question is a chain such as '48+3-9+7'. In a language model's training corpus, some solutions show
+more steps than others, and some are wrong. The split 'pretraining' imitates this with one style per
+row:
 
   written   48+3=51 -9=42 +7=49 \boxed{49}   one term per step
   skipped   48+3-9=42 +7=49 \boxed{49}       two terms per step, wrong more often
-  guess     \boxed{47}                       no steps, mostly wrong, near the truth
+  guess     \boxed{47}                       no steps, usually wrong, but close to the answer
 
-Longer chains have fewer written-out solutions, and later steps are wrong more often. A policy that
-has learned this mixture therefore solves almost all short chains but few long ones, and it always
-knows a better style than the one it mostly uses. 'train' and 'test' mix chains of every difficulty.
-'train_8' and similar splits contain chains of a single length, so you can choose how weak the
-policy is at the start. A row's answer is always right.
+For longer chains, fewer solutions are written out, and later steps are wrong more often. A policy
+that has learned this mixture therefore solves almost all short chains but few long ones, for which
+it knows a better style than those it mostly uses. 'train' and 'test' mix chains of every
+difficulty. 'train_8' and similar splits contain chains of a single length, so you can choose how
+weak the policy is at the start. A row's answer is always correct, even if its solution is wrong.
 
 A two-layer model with half a million parameters can learn these chains. All totals have two
 digits, so all steps of a style have the same length. No digit is added or subtracted twice, so
@@ -77,7 +78,7 @@ _STEP = re.compile(rf'(?P<start>{NUMBER})?(?P<terms>(?:{_TERM})+)=(?P<total>{NUM
 
 
 def chain_rows() -> dict[str, list[Record]]:
-  """Return the records of every split, by split name. Every call returns the same records.
+  """Return each split's records, keyed by split name. Every call returns the same records.
 
   No two questions, within or across splits, share both their start and their set of terms.
   """
@@ -124,7 +125,7 @@ def _signed(terms: Sequence[int]) -> str:
 
 
 def _solution(rng: np.random.Generator, start: int, terms: Sequence[int]) -> str:
-  """Draw a style from the mixture and return a right or wrong solution in that style."""
+  """Draw a style from the mixture and return a correct or wrong solution in that style."""
   if rng.random() < WRITTEN_SHARE[len(terms)]:
     slips = [_slip(rng, rate) for rate in SLIP_RATE[: len(terms)]]
     return steps_and_box(start, [[term] for term in terms], slips)
@@ -187,12 +188,12 @@ def style(question_text: str, response: str) -> str:
 
 
 def valid_steps(question_text: str, response: str) -> bool:
-  """Return True if every step of `response` is right, not just its final answer.
+  """Return True if every step of `response` is correct, not just its final answer.
 
-  Each step must apply one term and reach the right total. The steps must apply all of the
+  Each step must apply one term and reach the correct total. The steps must apply all of the
   question's terms in order, and the box must contain the last total. Guesses are invalid. So are
-  steps with several terms, even if the total is right: skipped additions cannot be checked, so a
-  right total may be luck.
+  steps with several terms, even if the total is correct: skipped additions cannot be checked, so a
+  correct total may be luck.
   """
   reading = _read(question_text, response)
   if not reading or any(len(terms) != 1 for terms in reading.steps):
@@ -203,7 +204,7 @@ def valid_steps(question_text: str, response: str) -> bool:
 
 
 def _read(question_text: str, response: str) -> _Reading | None:
-  """Parse a response, or return None if it has a different form or the question isn't a chain."""
+  """Parse a response; return None if it has any other form or the question isn't a chain."""
   question = _CHAIN.fullmatch(question_text.strip())
   reading = read_steps(response, _STEP)
   if not question or not reading:

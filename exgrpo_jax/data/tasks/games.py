@@ -15,7 +15,7 @@ SPLITS = {'pretraining': 8_000, 'train': 2_000, 'test': 500}
 
 
 def guess_rows() -> dict[str, list[Record]]:
-  """Return the records of every split, by split name. Every call returns the same records."""
+  """Return each split's records, keyed by split name. Every call returns the same records."""
   rng = np.random.default_rng(SEED)
   question = f'{NUMBERS.start}-{NUMBERS.stop - 1}'
   return {
@@ -54,7 +54,7 @@ LAKE_SPLITS = {4: {'pretraining': 1_200, 'train': 600, 'test': 200}, 5: _MANY, 6
 
 
 def lake_rows() -> dict[str, list[Record]]:
-  """Return the records of every split, by split name. Every call returns the same records.
+  """Return each split's records, keyed by split name. Every call returns the same records.
 
   Maps are unique within and across splits.
   """

@@ -1,7 +1,7 @@
 r"""Sums of small positive integers, with worked solutions.
 
 A question is a sum such as '48+9+3+7'. Its worked solution starts with the first term and adds the
-digits in random order: '48+3=51 +9=60 +7=67 \boxed{67}'. A question therefore has many right
+digits in random order: '48+3=51 +9=60 +7=67 \boxed{67}'. A question therefore has many correct
 solutions, which gives the policy something to explore. The first term spreads the answers over many
 values, so guessing earns almost nothing. The other terms are digits, so a model with half a million
 parameters can learn the task.
@@ -61,7 +61,7 @@ _STEP = re.compile(rf'(?P<start>{NUMBER})?\+(?P<term>{NUMBER})=(?P<total>{NUMBER
 
 
 def arithmetic_rows() -> dict[str, list[Record]]:
-  """Return the records of every split, by split name. Every call returns the same records.
+  """Return each split's records, keyed by split name. Every call returns the same records.
 
   No two questions, within or across splits, have the same multiset of terms.
   """
@@ -105,7 +105,7 @@ def written_sum(terms: Sequence[int]) -> str:
 
 
 def valid_steps(question_text: str, response: str) -> bool:
-  """Return True if every step of `response` is right, not just its final answer.
+  """Return True if every step of `response` is correct, not just its final answer.
 
   The question must be terms joined by '+', such as '48+9+3'. The first step must add two of the
   terms, and every later step must add one more term to the running total, in any order. Every
@@ -138,7 +138,7 @@ CALCULATOR_SPLITS = {'pretraining': 8_000, 'train': 4_000, 'test': 500}
 
 
 def calculator_rows() -> dict[str, list[Record]]:
-  """Return the records of every split, by split name. Every call returns the same records.
+  """Return each split's records, keyed by split name. Every call returns the same records.
 
   Questions are unique within and across splits.
   """
