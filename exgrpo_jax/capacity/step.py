@@ -109,7 +109,7 @@ def of_config(
 
 @dataclasses.dataclass(frozen=True)
 class Workload:
-  """The prompts and responses of a step, in tokens."""
+  """The lengths of a step's prompts and responses, in tokens."""
 
   prompt: int  # length of each prompt
   fresh: np.ndarray  # lengths of a step's generated responses, in starting order
@@ -148,7 +148,7 @@ def workload(config: RunConfig, spec: str, evaluated: int) -> Workload:
 
 
 def generations(step: Step, work: Workload) -> list[programs.Step]:
-  """Return the generations of one step or, with partial rollouts, of several steady-state steps."""
+  """Return what one step generates or, with partial rollouts, what several steady steps generate."""
   rollout, block = step.config.rollout, ragged_cache.BLOCK
   if rollout.partial:
     return programs.steady_steps(work.groups, rollout, work.prompt, block)

@@ -175,7 +175,7 @@ class CheckpointConfig:
 
 
 class DamagedError(Exception):
-  """An error for a checkpoint whose files are missing, truncated or changed."""
+  """Raised if a checkpoint's files are missing, truncated or changed."""
 
 
 class Snapshot(NamedTuple):
@@ -245,7 +245,7 @@ def save(
   the partial groups are immutable.
 
   `manager` must be open for writing. `base_sums`, the checksums of LoRA's frozen base, are saved so
-  that restoring can reject a different base.
+  that a different base can be rejected when the checkpoint is restored.
   """
   manager.wait_until_finished()
   step, newest, cursor = snapshot.step, manager.latest_step(), dataclasses.asdict(snapshot.cursor)
@@ -295,7 +295,7 @@ def restore(
 
 
 def _read(path: epath.Path, **items: ocp.args.CheckpointArgs) -> Mapping[str, Any]:
-  """Read items of a checkpoint; raises InputError or DamagedError."""
+  """Read items from a checkpoint; raise InputError or DamagedError if that fails."""
 
   def read() -> Mapping[str, Any]:
     # Do not use a manager: it would wait for all hosts, including hosts that have failed.

@@ -118,7 +118,7 @@ def shapes(config: LoraConfig, params: Params) -> Params:
 def _shapes(
   config: LoraConfig, name: str, kernel: jax.ShapeDtypeStruct
 ) -> tuple[jax.ShapeDtypeStruct, jax.ShapeDtypeStruct]:
-  """Return the stacked shapes of A and B; raises InputError if the rank is too large."""
+  """Return the stacked shapes of A and B; raise InputError if the rank is too large."""
   stack, *sizes = kernel.shape
   assert isinstance(kernel.sharding, NamedSharding), kernel.sharding
   mesh, (of_stack, *axes) = kernel.sharding.mesh, kernel.sharding.spec

@@ -167,7 +167,7 @@ class ShapeConfig:
 
   @property
   def route_dtype(self) -> str:
-    """Return the dtype for expert indices; its largest value is never a valid expert."""
+    """Return the dtype for expert indices; its largest value is never a valid index."""
     return 'uint8' if self.num_experts < 256 else 'uint16'
 
   @property

@@ -55,7 +55,7 @@ def plan_trials(
   given: Mapping[str, Any],
   workdir: str,
 ) -> list[Trial]:
-  """Check a sweep's trials and return them; raises InputError for the first invalid trial.
+  """Check a sweep's trials and return them; raise InputError for the first invalid trial.
 
   `path` is the sweep's file, and `config_path` is the --config value to pass to each trial.
   `values` is the config with the command-line overrides `given` (dotted key -> value) applied. The
@@ -125,7 +125,7 @@ def run(
 ) -> int:
   """Run the unfinished trials, at most `parallel` at a time, and return the exit status.
 
-  `command` is the sweep command without its flags; it is printed after an interrupt. `conclude` is
+  `command` is the sweep command without its flags, to be printed after an interrupt. `conclude` is
   called once all trials have ended, even if some failed.
   """
   check_writable(workdir)
