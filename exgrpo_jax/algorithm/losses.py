@@ -174,7 +174,7 @@ def row_sums(x_BT: Array, segment_BT: Array) -> jax.Array:
   """Compute, for each token, the sum of x over the tokens of its row: [B, T] -> [B, T].
 
   `x_BT` is float32. `segment_BT` contains the number of each token's row, int32 in 0 … 2 T. A
-  sequence may contain several rows. Numbers may exceed T because shared prompts have their own.
+  sequence may contain several rows. Numbers may exceed T because shared prompts are numbered too.
 
   >>> row_sums(jnp.array([[1.0, 2.0, 5.0]]), jnp.array([[0, 0, 1]])).tolist()
   [[3.0, 3.0, 5.0]]

@@ -246,7 +246,7 @@ def token_loss(
 
 
 def zero_sums(config: ObjectiveConfig, measures_kl: bool = False) -> dict[str, jax.Array]:
-  """Return the sums that `token_loss` returns for an empty slice: all 0, even the *_max entries."""
+  """Return the sums of `token_loss` for an empty slice: all 0, including the *_max entries."""
   zero = jnp.zeros((1, 1))
   no = dict.fromkeys(('is_replay_BT', 'is_carried_BT'), zero > 0)
   inputs = LossInputs(**dict.fromkeys(LossInputs._fields, zero) | no)
@@ -389,8 +389,7 @@ def expert_metrics(choices_LE: np.ndarray) -> dict[str, float]:
   """Measure the experts' load balance from how often each expert was chosen in a step.
 
   'experts/load_max' is the load of a layer's busiest expert divided by the layer's mean load,
-  averaged over layers. 'experts/unused' is the fraction of experts that were never
-  chosen.
+  averaged over layers. 'experts/unused' is the fraction of experts that were never chosen.
 
   >>> expert_metrics(np.array([[6, 2, 0, 0]]))
   {'experts/load_max': 3.0, 'experts/unused': 0.5}

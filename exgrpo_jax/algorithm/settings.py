@@ -188,7 +188,7 @@ class ObjectiveConfig:
   beta: float = setting(
     0.1,
     '(0, inf)',
-    "beta in w / (w + beta), for the shapings 'policy_shaping' and 'unit_slope'",
+    "beta in w / (w + beta) for the shapings 'policy_shaping' and 'unit_slope'",
     PAPER,
   )
   shaping_exponent: float = setting(

@@ -148,7 +148,7 @@ def workload(config: RunConfig, spec: str, evaluated: int) -> Workload:
 
 
 def generations(step: Step, work: Workload) -> list[programs.Step]:
-  """Return what one step generates or, with partial rollouts, what several steady steps generate."""
+  """Return one step's generation or, with partial rollouts, one for each steady-state step."""
   rollout, block = step.config.rollout, ragged_cache.BLOCK
   if rollout.partial:
     return programs.steady_steps(work.groups, rollout, work.prompt, block)

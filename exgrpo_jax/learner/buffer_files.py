@@ -192,7 +192,7 @@ def _link_segments(
 
 
 def _write_segment(path: epath.Path, trajectories: Sequence[Trajectory]) -> list[int]:
-  """Write trajectories to a file and return their offsets; write no file without trajectories."""
+  """Write trajectories to a file and return their offsets; do nothing if there are none."""
   if not trajectories:
     return []
   offsets = []

@@ -266,7 +266,7 @@ def test_only_parameters_are_restored_from_a_step_or_the_newest(saved, mesh, lik
   ('damage', 'reason'),
   [
     (truncate_a_file, r'5 is damaged \(.*\)'),
-    (change_a_checksum, rf"5/state is damaged .*'a'.*: {DIFFERS}"),
+    (change_a_checksum, rf"5/state is damaged \(.*'a'.*: {DIFFERS}\)"),
   ],
 )
 def test_damaged_parameters_are_refused(workdir, damage, reason, like):
