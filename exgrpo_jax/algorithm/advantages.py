@@ -87,7 +87,8 @@ def discounted_counts(counts: tuple[float, float], rewards: Sequence[float]) -> 
   """Return a question's (successes, failures) after another visit, with earlier visits discounted.
 
   Discounted Beta-Bernoulli (arXiv:2603.18444, eq. 11). `counts` are from the question's previous
-  visit; on the first visit, pass PRIOR. `rewards` are the visit's fresh rewards, from 0 to 1.
+  visit; on the first visit, pass PRIOR. `rewards` are the rewards of this visit's fresh responses,
+  from 0 to 1.
 
   >>> discounted_counts(PRIOR, [1, 0, 0, 0])
   (1.5, 3.5)
@@ -100,8 +101,9 @@ def discounted_counts(counts: tuple[float, float], rewards: Sequence[float]) -> 
 def history_advantages(reward_QK: Array, counts_Q2: Array, normalize_std: str = 'off') -> Array:
   """Subtract the mean of each question's discounted Beta-Bernoulli posterior from its rewards.
 
-  arXiv:2603.18444, eq. 12. Even a group of equal rewards gets nonzero advantages. `normalize_std`
-  also divides by the standard deviation (never 0) of a 0/1 reward with this mean (eq. 13).
+  arXiv:2603.18444, eq. 12. Even a group whose rewards are all equal gets nonzero advantages. Unless
+  `normalize_std` is 'off', the result is also divided by the standard deviation (never 0) of a 0/1
+  reward with this mean (eq. 13).
 
   >>> history_advantages(np.float32([[1, 1, 1, 1]]), np.float32([[6, 2]])).tolist()
   [[0.25, 0.25, 0.25, 0.25]]
@@ -109,7 +111,7 @@ def history_advantages(reward_QK: Array, counts_Q2: Array, normalize_std: str = 
   Args:
     reward_QK: the rewards, float32, 0 or 1.
     counts_Q2: each question's `discounted_counts` including this visit, float32.
-    normalize_std: 'off', 'population' or 'sample'; the last two are the same here.
+    normalize_std: 'off', 'population' or 'sample'; the last two are equivalent here.
   """
   chex.assert_rank([reward_QK, counts_Q2], 2)
   total_Q1 = counts_Q2.sum(axis=1, keepdims=True)

@@ -1,7 +1,8 @@
 """Per-token terms of the objective: one small pure function per published method.
 
-r and w are the importance ratios of a fresh and a replayed token, and A is the advantage of the
-token's row. Arrays broadcast, so they may have one value per token ([B, T]) or per row ([B, 1]).
+r is the importance ratio of a fresh token, w is the ratio of a replayed token, and A is the
+advantage of the token's row. Arrays are broadcast, so they may have one value per token ([B, T]) or
+per row ([B, 1]).
 """
 
 from collections.abc import Callable
@@ -170,10 +171,10 @@ def within_second_moment(
 
 
 def row_sums(x_BT: Array, segment_BT: Array) -> jax.Array:
-  """Sum x over the tokens of each token's row: [B, T] -> [B, T].
+  """Compute, for each token, the sum of x over the tokens of its row: [B, T] -> [B, T].
 
-  `x_BT` is float32. `segment_BT` assigns each token to a row, int32 in 0 … 2 T. A sequence may
-  contain several rows. Numbers may exceed T because a row's shared prompt also has one.
+  `x_BT` is float32. `segment_BT` contains the number of each token's row, int32 in 0 … 2 T. A
+  sequence may contain several rows. Numbers may exceed T because shared prompts are numbered too.
 
   >>> row_sums(jnp.array([[1.0, 2.0, 5.0]]), jnp.array([[0, 0, 1]])).tolist()
   [[3.0, 3.0, 5.0]]
@@ -188,7 +189,7 @@ def row_sums(x_BT: Array, segment_BT: Array) -> jax.Array:
 
 
 def row_means(x_BT: Array, mask_BT: Array, segment_BT: Array) -> jax.Array:
-  """Average x over the tokens of each token's row; see `row_sums`.
+  """Compute, for each token, the mean of x over the tokens of its row; see `row_sums`.
 
   The float32 mask is 1 for the tokens to average; `x_BT` must be 0 elsewhere. A row with an empty
   mask has mean 0.

@@ -25,9 +25,10 @@ from exgrpo_jax.datatypes import Array, Batch
 
 
 class LossInputs(NamedTuple):
-  """Everything that a token's loss needs besides the current policy, including normalizers.
+  """All inputs to a token's loss except the current policy, including normalizers.
 
-  The tokens may be split and rearranged: the parts' losses add up to the minibatch's loss.
+  Tokens may be rearranged and split into parts: the losses of the parts add up to the minibatch's
+  loss.
   """
 
   mask_BT: Array  # float32, `Batch.response_mask_BT`
@@ -197,7 +198,8 @@ def token_loss(
   With importance_level 'sequence' or 'product', a fresh token's ratio gets its value from the row
   and its gradient from the token's own log-probability. 'sequence' with aggregation 'sequence_mean'
   is exactly GSPO (arXiv:2507.18071): s A / |o| times the sum of the tokens' gradients. 'product' is
-  importance sampling of whole responses. Without clipping, it is unbiased for any policy's tokens.
+  importance sampling of whole responses. Without clipping, it is unbiased no matter which policy
+  sampled the tokens.
 
   Args:
     logp_BT: the tokens' log-probabilities under the current policy at the sampling temperature,
@@ -210,7 +212,7 @@ def token_loss(
     measures_kl: True to also return the sums of `_kl_sums`.
 
   Returns:
-    (loss, sums), float32 scalars. Add up the loss over slices, and combine the sums over slices
+    (loss, sums), float32 scalars. Add up the losses of all slices, and combine the sums of slices
       and minibatches with `merge_sums`.
   """
   chex.assert_rank(logp_BT, 2)
@@ -244,7 +246,7 @@ def token_loss(
 
 
 def zero_sums(config: ObjectiveConfig, measures_kl: bool = False) -> dict[str, jax.Array]:
-  """Return the sums of `token_loss` for no tokens: all 0, including the *_max entries."""
+  """Return the sums of `token_loss` for an empty slice: all 0, including the *_max entries."""
   zero = jnp.zeros((1, 1))
   no = dict.fromkeys(('is_replay_BT', 'is_carried_BT'), zero > 0)
   inputs = LossInputs(**dict.fromkeys(LossInputs._fields, zero) | no)
@@ -300,9 +302,9 @@ def _metric_sums(
 
 
 def _kl_sums(logp_BT: Array, inputs: LossInputs, is_first: Flag) -> dict[str, jax.Array]:
-  """Sum the ratios and k3 of tokens sampled in this step, to measure how far the policy has moved.
+  """Sum ratios and k3 over tokens sampled in this step, to measure how far the policy has moved.
 
-  The ratios are per token at any `importance_level`.
+  The ratios are per token, whatever the `importance_level`.
   """
   log_ratio_BT = logp_BT - fresh_old_logp(logp_BT, inputs, is_first)
   is_new_BT = inputs.kl_weight_BT > 0
@@ -321,7 +323,7 @@ def _kl_sums(logp_BT: Array, inputs: LossInputs, is_first: Flag) -> dict[str, ja
 # A single program, because a few dozen small ones would fill XLA:CPU's queue and block the host.
 @jax.jit
 def merge_sums(slices: Sequence[Mapping[str, jax.Array]]) -> dict[str, jax.Array]:
-  """Combine the sums of several slices: *_max entries by maximum, all others by addition."""
+  """Combine the sums of several slices: take the maximum of *_max entries and add up the others."""
 
   def merged(name: str) -> jax.Array:
     values = jnp.stack([sums[name] for sums in slices])
@@ -339,7 +341,7 @@ def merge_epochs(by_epoch: Sequence[Mapping[str, np.ndarray]]) -> dict[str, np.n
 
 
 def approx_kl(sums: Mapping[str, Any]) -> Any:
-  """Estimate KL(the step's old policy, the policy that computed the sums), in nats per token."""
+  """Estimate KL(old policy, policy), in nats per token, from sums that include `_kl_sums`."""
   num_new = sums['fresh_tokens'] - sums['carried_tokens']
   return sums['approx_kl'] / (num_new + (num_new == 0))
 
@@ -384,10 +386,10 @@ def loss_metrics(sums: Mapping[str, float]) -> dict[str, float]:
 
 
 def expert_metrics(choices_LE: np.ndarray) -> dict[str, float]:
-  """Measure the experts' load balance from how often a step's tokens chose each expert.
+  """Measure the experts' load balance from how often each expert was chosen in a step.
 
   'experts/load_max' is the load of a layer's busiest expert divided by the layer's mean load,
-  averaged over layers. 'experts/unused' is the fraction of experts that no token chose.
+  averaged over layers. 'experts/unused' is the fraction of experts that were never chosen.
 
   >>> expert_metrics(np.array([[6, 2, 0, 0]]))
   {'experts/load_max': 3.0, 'experts/unused': 0.5}

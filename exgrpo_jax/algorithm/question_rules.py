@@ -1,4 +1,4 @@
-"""Rules that weight the buffer's questions when a step draws the ones to replay."""
+"""Rules for weighting the buffer's questions when a step draws questions to replay."""
 
 from collections import ChainMap
 from collections.abc import Callable, Sequence
@@ -35,7 +35,7 @@ BUCKET_RULES: dict[str, Callable[[np.ndarray, int, Any], np.ndarray]] = {
 
 
 def headroom(stored: Sequence[Trajectory]) -> float:
-  """Compute how far a question's stored tokens can still move in the direction of their advantage.
+  """Compute how much the probabilities of a question's stored tokens can still improve.
 
   Headroom (arXiv:2609.03941, eq. 14): the mean over tokens of 1 - p for successes and of p for
   failures, where p is the token's probability under the policy that sampled it.

@@ -24,8 +24,8 @@ def reads_retired(epoch: int, size: int, retired_epoch: Mapping[int, int], at_on
   """Return True if `epoch` must reread retired questions because too few others remain.
 
   `size` is the total number of questions. `retired_epoch` maps a row to the epoch in which it
-  retired; the stream skips the row from the next epoch on. `at_once` is the number of questions
-  in a step: Q or, with partial rollouts, the number in flight.
+  retired; the stream skips the row from the next epoch onward. `at_once` is the number of
+  questions in a step: Q or, with partial rollouts, the number in flight.
 
   >>> reads_retired(epoch=1, size=5, retired_epoch={0: 0, 3: 0}, at_once=4)
   True
@@ -49,10 +49,10 @@ def take(
   when a row from it is needed. A question that retires in the step that reads an epoch's last row
   is therefore recorded as retired in that epoch.
 
-  `taken` contains the rows in flight or replayed by the step. `count + len(taken)` is at most
-  `at_once`, unless `count` is 0: a resumed run may have fewer slots, and so a lower `at_once`.
-  `seed` determines the permutations. For the other arguments, see `reads_retired`. Raises
-  InputError if the training data has fewer questions than a step needs.
+  `taken` contains the rows that are in flight or that the step replays. `count + len(taken)` is at
+  most `at_once`, unless `count` is 0: a resumed run may have fewer slots and therefore a lower
+  `at_once`. `seed` determines the permutations. For the other arguments, see `reads_retired`.
+  Raises InputError if the training data has fewer questions than a step needs.
   """
   if not count:
     return [], cursor

@@ -5,8 +5,8 @@ correctness, which determines its bucket. A question whose latest group was all 
 leaves the buffer for good.
 
 Deliberate departures from the authors' code (numbered as in docs/authors.md):
-  3. Replayed questions are drawn first and the stream fills the rest; their code draws a whole
-     batch of fresh questions and discards part of it.
+  3. Replayed questions are drawn first, and the rest are read from the stream; their code draws a
+     whole batch of fresh questions and discards part of it.
   4. Each question keeps at most `max_trajectories` successes; their code keeps all of them.
 """
 
@@ -106,7 +106,7 @@ def retires(config: ReplayConfig) -> bool:
 
 
 def trains(config: ReplayConfig, correctness: float) -> bool:
-  """Return True if questions of this correctness are trained on (`config.difficulty`).
+  """Return True if questions with this correctness are used for training (`config.difficulty`).
 
   >>> [trains(ReplayConfig(difficulty='hard'), correctness) for correctness in (0.25, 0.5)]
   [True, False]
@@ -120,7 +120,7 @@ def trains(config: ReplayConfig, correctness: float) -> bool:
 
 
 def is_recorded(config: ReplayConfig, correctness: float) -> bool:
-  """Return True if a group of this correctness updates its question's entry in the buffer.
+  """Return True if a group with this correctness updates its question's entry in the buffer.
 
   Applies only to questions that do not retire.
 
@@ -178,8 +178,9 @@ def draw_questions(
 ) -> list[int]:
   """Draw the rows of the questions that `step` replays: min(eligible, floor(ratio Q)) questions.
 
-  Returns [] before replay starts. A question is eligible if it is not `in_flight` and has the right
-  difficulty (`trains`), a bucket of positive weight, and a recent enough trajectory (`candidates`).
+  Returns [] before replay starts. A question is eligible if it is not `in_flight`, has the right
+  difficulty (`trains`) and a recent enough trajectory (`candidates`), and is in a bucket with
+  positive weight, if the rule uses buckets.
   """
   if not (buffer.started and buffer.entries):
     return []
@@ -305,7 +306,7 @@ def record_step(
 def _not_drifted(config: ReplayConfig, buffer: Buffer, plan: Plan) -> dict[int, Entry]:
   """Return the entries without the trajectories that `stages.admit` removed from the plan.
 
-  If these stayed, every step would draw and reject the question with the most headroom.
+  Otherwise, every step would draw and then reject the question with the most headroom.
   """
   entries = dict(buffer.entries)
   if config.question_selection == 'headroom_drift' and config.include_trajectory:
@@ -353,7 +354,7 @@ def _with_new(
   judged: Sequence[tuple[Response, Verdict]],
   step: int,
 ) -> tuple[Trajectory, ...]:
-  """Add the group's new successes to the stored trajectories and keep the newest ones.
+  """Add the group's new successes to the stored trajectories, and keep only the newest of all.
 
   If `store` is 'all', every response that could be graded is added. A trajectory's `step` is the
   step that sampled its first token; the argument `step` is the step that trains on the group.

@@ -33,16 +33,17 @@ class ReplayConfig:
     'the weights for drawing replayed questions. For bucket k: '
     'exp(-(k - K/2)^2 / (2 sigma^2)) (gaussian), k/K (linear), min(k/K, 1/2) (linear_clip) or '
     'sqrt(k/K) (square_root). uniform: equal for all questions. hardest: bucket 1 first, then '
-    'bucket 2 and so on. advantage: 1 - k/n for each question, which is the advantage of a success '
-    'in its latest group of n. headroom_drift: the questions with the least probable successes '
-    'first, without successes that have drifted by more than max_drift (arXiv:2609.03941)',
+    "bucket 2 and so on. advantage: 1 minus the question's correctness, which is the advantage of "
+    'a success in its latest group. headroom_drift: the questions with the least probable '
+    'successes first, excluding successes that have drifted by more than max_drift '
+    '(arXiv:2609.03941)',
     PAPER,
   )
   # Configurable because drift grows with the learning rate: the paper's 1e-3 suits a rate of 1e-6.
   max_drift: float = setting(
     1e-3,
     '(0, inf]',
-    'for headroom_drift: a success is replayed if the mean squared change of its '
+    'for headroom_drift: a success may be replayed only if the mean squared change in its '
     'log-probabilities is at most this value; episodes may need 0.01',
     'arXiv:2609.03941',
   )
@@ -55,7 +56,8 @@ class ReplayConfig:
   store: str = setting(
     'successes',
     ('successes', 'all'),
-    "the responses to store: only a group's successes, or all responses even if none succeeded",
+    "the responses to store: only a group's successes, or all graded responses, even if none "
+    'succeeded',
     PAPER,
   )
   max_age: float = setting(
@@ -120,8 +122,9 @@ class ReplayConfig:
     bounds = self.correctness_range
     if len(bounds) != 2 or not 0 <= bounds[0] < bounds[1] <= 1:
       raise InputError(
-        f'config.replay.correctness_range={bounds}: the value must be two numbers from 0 to 1, the '
-        'first less than the second. (0.0, 1.0) records every group with at least one success.'
+        f'config.replay.correctness_range={bounds}: the value must be two numbers from 0 to 1, '
+        'with the first less than the second. (0.0, 1.0) records every group with at least one '
+        'success.'
       )
 
 
@@ -183,7 +186,10 @@ class ObjectiveConfig:
     PAPER,
   )
   beta: float = setting(
-    0.1, '(0, inf)', "beta of the shapings 'policy_shaping' and 'unit_slope': w / (w + beta)", PAPER
+    0.1,
+    '(0, inf)',
+    "beta in w / (w + beta) for the shapings 'policy_shaping' and 'unit_slope'",
+    PAPER,
   )
   shaping_exponent: float = setting(
     0.5, '(0, inf)', "the exponent of the shaping 'power'; 0.5 is the square root", AUTHORS

@@ -39,10 +39,11 @@ def released_costs(
   Every pass over up to eight candidates uses the last pass's masks. So a cost is the mean of the
   window from n to the end, where n is the length of the last pass's candidate at the same index.
 
-  `entropies` are the token entropies of each candidate, nats [P - 1 + T]: its prompt except the
-  first token, then its response. `lengths` counts the tokens in each response that are not the
-  padding token, which may also be an end token. `longest` is `rollout.max_response`. The mean of an
-  empty window is -inf here. It is NaN in the authors' code, and NumPy's argmin picks the first NaN.
+  `entropies` are the token entropies of each candidate, in nats, [P - 1 + T]: its prompt except the
+  first token, then its response. `lengths` are the numbers of tokens in each response, not counting
+  the padding token, even if it also serves as an end token. `longest` is `rollout.max_response`.
+  The mean of an empty window is -inf here. It is NaN in the authors' code, and NumPy's argmin picks
+  the first NaN.
   """
   together = 8  # candidates per forward pass in the released code
   last = lengths[(len(lengths) - 1) // together * together :]

@@ -1,10 +1,10 @@
 """Estimates of a compiled program's run time, from the compiler's cycle counts and formulas.
 
-libtpu's HLO text is scheduled, contains one chip's shapes, and estimates the cycles of the
+libtpu's HLO text is scheduled and contains one chip's shapes, along with cycle estimates for the
 operations that the compiler generates itself. This module estimates Pallas kernels and collectives
-by formula and multiplies loop bodies by their trip counts. An asynchronous collective costs only
-the time that the rest of its loop's body does not hide. Other compilers' text can be parsed too,
-but contains no cycle counts.
+by formula and multiplies loop bodies by their trip counts. An asynchronous collective adds only the
+time that is not hidden by the rest of the loop body. The text from other compilers can be parsed
+too, but contains no cycle counts.
 """
 
 import dataclasses
@@ -67,7 +67,7 @@ class Operation(NamedTuple):
 
 
 class Computation(NamedTuple):
-  """A function of the program: the entry, a loop's body or condition, or a fusion's body."""
+  """A function in the program: the entry, a loop's body or condition, or a fusion's body."""
 
   operations: Mapping[str, Operation]  # by name, in the order in which they run
   root: str
@@ -81,7 +81,7 @@ class Module(NamedTuple):
 
 
 def array_bytes(array: Array) -> float:
-  """Return the size of an array in bytes; 0 if its element type has no data."""
+  """Return the size of an array in bytes; 0 if its element type takes no memory."""
   element, sizes = array
   return _ELEMENT.get(element, 0) * math.prod(sizes)
 
@@ -206,7 +206,7 @@ _COLLECTIVES = ('all-gather', 'all-reduce', 'all-to-all', 'reduce-scatter', 'col
 
 @dataclasses.dataclass(frozen=True)
 class Seconds:
-  """The time of a program or a part of a program, split by the source of the estimate."""
+  """The time that a program or part of a program takes, split by how it was estimated."""
 
   operations: float = 0.0  # the compiler's estimate
   kernels: float = 0.0  # by formula: Pallas kernels
@@ -257,7 +257,7 @@ def estimate(module: Module, chip: Chip, num_chips: int, trips: float = 1) -> Se
 
 
 def collective_seconds(collective: Operation, chip: Chip, num_chips: int) -> float:
-  """Estimate a collective as a ring over its chips: bytes over the links, plus latency per hop.
+  """Estimate a collective's time on a ring of chips: bytes over the links, plus latency per hop.
 
   A permutation is one step to a neighbor. An all-reduce is a reduce-scatter plus an all-gather.
   """

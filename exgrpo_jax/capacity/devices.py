@@ -17,8 +17,8 @@ GIB = 2**30
 class Chip(NamedTuple):
   """A TPU chip: memory from libtpu's messages, other values from Google Cloud's documentation.
 
-  The clock is derived from peak FLOPs: each matrix unit does `matrix_unit` squared multiply-adds
-  per cycle; v5e and v6e have four units, v5p has eight.
+  The clock is derived from peak FLOPs: each matrix unit performs `matrix_unit` squared
+  multiply-adds per cycle; v5e and v6e have four units, v5p has eight.
   """
 
   memory: float  # bytes that programs can use, slightly less than the chip's memory
@@ -41,8 +41,8 @@ def chip_of(topology: str) -> Chip:
   generation, _, shape = topology.partition(':')
   if generation not in CHIPS or not shape:
     raise InputError(
-      f'--topology={topology}: the value must be a generation and a slice, such as v5e:4x4. '
-      f'The generations are {", ".join(CHIPS)}.'
+      f'--topology={topology}: the value must be a chip generation and a slice, such as v5e:4x4. '
+      f'Supported generations: {", ".join(CHIPS)}.'
     )
   return CHIPS[generation]
 
@@ -109,7 +109,7 @@ def usable_memory(device: str) -> float:
 
 
 def has_bfloat16(device: str) -> bool:
-  """Return True unless `device` names a GPU that lacks bfloat16."""
+  """Return True unless `device` names a GPU that does not support bfloat16."""
   try:
     return _name_of(device) not in _WITHOUT_BFLOAT16
   except InputError:

@@ -43,9 +43,9 @@ def findings() -> Iterator[Finding]:
   yield from _devices()
   for package, use in _OPTIONAL.items():
     is_here = importlib.util.find_spec(package) is not None
-    yield Finding(package, 'installed' if is_here else f'not installed. For {use}.')
+    yield Finding(package, 'installed' if is_here else f'not installed. To use {use}.')
   has_token = huggingface_hub.get_token() is not None
-  without = 'no token found. For gated models, run hf auth login.'
+  without = 'no token found. To use gated models, run hf auth login.'
   yield Finding('hub', 'token found' if has_token else without)
 
 

@@ -39,7 +39,7 @@ class Examination(NamedTuple):
 def examine(config: RunConfig, topology: str, lengths_spec: str, evaluated: int) -> Examination:
   """Print and return whether a config fits on a slice and, if it compiles, how fast it runs.
 
-  `topology` has the form 'v5e:8x8'. For `lengths_spec` see `lengths.draw`. `evaluated` is the
+  `topology` has the form 'v5e:8x8'. For `lengths_spec`, see `lengths.draw`. `evaluated` is the
   number of evaluation questions, summed over all datasets.
   """
   chip = devices.chip_of(topology)
@@ -78,8 +78,8 @@ def examine(config: RunConfig, topology: str, lengths_spec: str, evaluated: int)
 def examine_gpu(config: RunConfig, device: str, fit: bool = False) -> Examination:
   """Estimate by formula whether a config fits on one GPU; print and return the result.
 
-  For `device` see `devices.usable_memory`. With `fit`, first finds and prints the most slots and
-  microbatch tokens that fit.
+  For `device`, see `devices.usable_memory`. If `fit` is True, first finds and prints the most slots
+  and microbatch tokens that fit.
   """
   limit = devices.usable_memory(device)
   whole = step.of_config(config)
@@ -194,7 +194,7 @@ def _print_advice(config: RunConfig, may_fit: bool, is_fitted: bool = False) -> 
 
 def _print_time(estimate: Estimate, work: Workload, num_chips: int, config: RunConfig) -> Speed:
   """Print and return how long one step and the whole run take."""
-  print('time of one step (estimated, not measured):')
+  print('time per step (estimated, not measured):')
   for part in estimate.parts:
     print(f'  {part.name:<12} {part.seconds:7.2f} s  {part.detail}'.rstrip())
   seconds, tokens = estimate.seconds, sum(work.fresh) + sum(work.replayed)

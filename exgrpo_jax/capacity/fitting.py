@@ -91,7 +91,7 @@ def peaks(
 
 
 def _largest(least: int, most: int, fits: Callable[[int], bool]) -> int:
-  """Double `least` up to `most` while it fits; return the last value that fits, or 0."""
+  """Double `least` while it fits and is at most `most`; return the last value that fits, or 0."""
   found = 0
   while least <= most and fits(least):
     found, least = least, 2 * least

@@ -75,6 +75,7 @@ def _of_run(workdir: str) -> np.ndarray:
   generated = responses['length'].to_numpy()[~responses['is_replay'].to_numpy()]
   if not len(generated):
     raise InputError(
-      f'--lengths={workdir}: the run has no recorded responses yet. Wait for its first step.'
+      f'--lengths={workdir}: the run has no recorded responses yet. Wait until its first '
+      'step has finished.'
     )
   return generated

@@ -65,7 +65,7 @@ def print_peaks(
 ) -> dict[str, float]:
   """Print the memory that each program of a step needs on a device.
 
-  For `held` see `other_arrays`. `limit` is the number of bytes available to programs. `need_of`
+  For `held`, see `other_arrays`. `limit` is the number of bytes available to programs. `need_of`
   returns a program's memory and may compile it. Returns program name -> highest peak in bytes over
   the program's sizes; inf if any size does not compile.
   """
@@ -81,11 +81,16 @@ def print_peaks(
       continue
     other = other_arrays(program, held)
     peak = other + need.peak
+    used = 100 * peak / limit  # percent
     print(
       f'  {name:<24} {peak / GIB:7.2f} GiB at its peak: arguments {need.arguments / GIB:.2f}, '
       f'results {need.results / GIB:.2f}, temporary {need.temporary / GIB:.2f}, other arrays '
-      f'{other / GIB:.2f}; {"fits, " if peak <= limit else "DOES NOT FIT: "}'
-      f'{100 - 100 * peak / limit:.0f}% to spare',
+      f'{other / GIB:.2f}; '
+      + (
+        f'fits, {100 - used:.0f}% to spare'
+        if peak <= limit
+        else f'DOES NOT FIT: {used - 100:.0f}% over the limit'
+      ),
       flush=True,
     )
     peaks[program.name] = max(peaks.get(program.name, 0.0), peak)
@@ -201,7 +206,7 @@ def _of_update(program: Program, spec: gradients.UpdateSpec, platform: Platform)
 
 
 class _Layer(NamedTuple):
-  """Sizes shared by several programs' estimates."""
+  """Sizes that are used in the estimates for several programs."""
 
   projections: int  # entries of a token's queries, keys and values
   hidden: int  # a token's hidden units in a layer, summed over its experts

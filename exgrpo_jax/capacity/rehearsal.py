@@ -25,7 +25,7 @@ from exgrpo_jax.training.run import first_params
 
 
 def run(experiment: Experiment) -> None:
-  """Compile every program that a run may call. Call this with the training mesh set.
+  """Compile every program that a run may call. The training mesh must be active.
 
   Raises InputError if a program needs more memory than a device has.
   """
@@ -55,7 +55,7 @@ def run(experiment: Experiment) -> None:
 
 
 def _step(experiment: Experiment) -> Step:
-  """Make a run's initial arrays and run the small programs on them."""
+  """Make a run's initial arrays, run the small programs on them, and return its step."""
   config, meshes = experiment.config, experiment.meshes
   key = randomness.key(config.warm_start_seed, Purpose.INIT)
   params = model.init(experiment.model, key, meshes.training)

@@ -1,6 +1,6 @@
 """Estimates of a training step's time from the programs that the rollout and the learner list.
 
-No program runs. cycles.py explains how a program's time is estimated.
+The programs are not run. cycles.py explains how a program's time is estimated.
 """
 
 import dataclasses
@@ -109,7 +109,7 @@ def of_config(
 
 @dataclasses.dataclass(frozen=True)
 class Workload:
-  """The prompts and responses of a step, in tokens."""
+  """The lengths of a step's prompts and responses, in tokens."""
 
   prompt: int  # length of each prompt
   fresh: np.ndarray  # lengths of a step's generated responses, in starting order
@@ -121,7 +121,7 @@ class Workload:
 
 
 def workload(config: RunConfig, spec: str, evaluated: int) -> Workload:
-  """Return the workload of a step with full replay; for `spec` see `lengths.draw`."""
+  """Return the workload of a step with full replay; for `spec`, see `lengths.draw`."""
   rollout = config.rollout
   replayed = replay.most_replayed(config.replay, rollout.questions)
   counts = (
@@ -148,7 +148,7 @@ def workload(config: RunConfig, spec: str, evaluated: int) -> Workload:
 
 
 def generations(step: Step, work: Workload) -> list[programs.Step]:
-  """Return the generations of one step or, with partial rollouts, of several steady-state steps."""
+  """Return one step's generation or, with partial rollouts, one for each steady-state step."""
   rollout, block = step.config.rollout, ragged_cache.BLOCK
   if rollout.partial:
     return programs.steady_steps(work.groups, rollout, work.prompt, block)
@@ -173,7 +173,7 @@ def listed(step: Step, work: Workload) -> list[Program]:
 
 
 def needed(programs: Iterable[Program]) -> list[Program]:
-  """Drop programs that the step never runs, except the largest of each name (for peak memory)."""
+  """Drop programs that the step never runs, but keep the largest of each name (for peak memory)."""
   found = list(programs)
   by_size = sorted(found, key=lambda one: (np.prod(one.size), one.size[1]))
   largest = {one.name: one for one in by_size}
@@ -260,9 +260,10 @@ def _part(name: str, programs: Sequence[Program], timed: Callable[[Program], Sec
       trips, (rows, length) = one.runs * one.trips, one.size
       size = f' of {rows:,} x {length:,} tokens' if rows else ''
       details.append(f'{trips:,.4g} x {1e3 * own.total / trips:.4g} ms{size}')
+  found = (total.kernels, 'in kernels'), (total.collectives, 'waiting for other chips')
   shares = [
     f'{100 * part / total.total:.0f}% {words}'
-    for part, words in ((total.kernels, 'in kernels'), (total.collectives, 'waiting for chips'))
+    for part, words in found
     if total.total and part / total.total > 0.005
   ]
   return Part(name, total.total, '; '.join([', '.join(details), *shares]))

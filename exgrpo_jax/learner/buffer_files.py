@@ -192,7 +192,7 @@ def _link_segments(
 
 
 def _write_segment(path: epath.Path, trajectories: Sequence[Trajectory]) -> list[int]:
-  """Write trajectories to a file and return their offsets. Writes no file if there are none."""
+  """Write trajectories to a file and return their offsets; do nothing if there are none."""
   if not trajectories:
     return []
   offsets = []
@@ -235,7 +235,7 @@ def _read_trajectories(folder: epath.Path, columns: Columns) -> list[Trajectory]
 
 
 def _take(file: io.BufferedReader, dtype: Any, *shape: int) -> np.ndarray:
-  """Read the next array of a segment."""
+  """Read the next array from a segment."""
   values = np.empty(shape, dtype)
   if values.size and file.readinto(values.data) != values.nbytes:
     raise ValueError(f'buffer/{os.path.basename(file.name)}: the data differs from what was saved')
@@ -275,7 +275,7 @@ def arrays(sequence: TokenSequence) -> dict[str, np.ndarray]:
 
 
 def restore(described: Mapping[str, list[Any]], take: Callable[..., np.ndarray]) -> dict[str, Any]:
-  """Invert `describe`; `take` reads an array by name, dtype and shape."""
+  """Undo `describe`; `take` reads an array, given its name, dtype and shape."""
   restored = dict[str, Any]()
   for field in FEATURES:
     if values := described.get(field.name):

@@ -175,7 +175,7 @@ class CheckpointConfig:
 
 
 class DamagedError(Exception):
-  """An error for a checkpoint whose files are missing, truncated or changed."""
+  """Raised if a checkpoint's files are missing, truncated or changed."""
 
 
 class Snapshot(NamedTuple):
@@ -245,7 +245,7 @@ def save(
   the partial groups are immutable.
 
   `manager` must be open for writing. `base_sums`, the checksums of LoRA's frozen base, are saved so
-  that restoring can reject a different base.
+  that a different base can be rejected when the checkpoint is restored.
   """
   manager.wait_until_finished()
   step, newest, cursor = snapshot.step, manager.latest_step(), dataclasses.asdict(snapshot.cursor)
@@ -295,7 +295,7 @@ def restore(
 
 
 def _read(path: epath.Path, **items: ocp.args.CheckpointArgs) -> Mapping[str, Any]:
-  """Read items of a checkpoint; raises InputError or DamagedError."""
+  """Read items from a checkpoint; raise InputError or DamagedError if that fails."""
 
   def read() -> Mapping[str, Any]:
     # Do not use a manager: it would wait for all hosts, including hosts that have failed.
@@ -384,7 +384,9 @@ def restore_params(
     step = _newest(workdir, saved)
   if step not in saved:
     known = ', '.join(map(str, saved)) or 'none'
-    raise InputError(f'{workdir}/checkpoints has no step {step}. The saved steps are: {known}.')
+    raise InputError(
+      f'{workdir}/checkpoints has no checkpoint for step {step}. Saved steps: {known}.'
+    )
   path, item = _folder(workdir) / str(step), {'params': like}
   layout = ocp.checkpoint_utils.construct_restore_args(item)
   state = ocp.args.PyTreeRestore(item=item, restore_args=layout, partial_restore=True)
@@ -396,7 +398,9 @@ def restore_params(
   _check_base(path, restored['sums'], base_sums)
   computed = storage.of_state(TrainState(params, ()), {})
   if changed := storage.changed(restored['sums'], computed):
-    raise InputError(f'{path}/state: {changed}: {_NOT_WHAT_WAS_SAVED}. Choose another --step.')
+    raise InputError(
+      f'{path}/state is damaged ({changed}: {_NOT_WHAT_WAS_SAVED}). Choose another --step.'
+    )
   return params, step
 
 
@@ -443,7 +447,7 @@ def abstract(tree: Any) -> Any:
 
 # The system's write errors as Python and tensorstore word them, their meaning, and what to do.
 _FAILURES = (
-  ('no space left|quota exceeded|file too large', 'the disk is full', 'Free some space'),
+  ('no space left|quota exceeded|file too large', 'the disk is full', 'Free up some space'),
   (
     'input/output error|read-only file system|stale file handle',
     'the disk failed',
@@ -468,7 +472,7 @@ def check_space(workdir: str, state: TrainState) -> None:
   if free < needed:
     raise InputError(
       f'--workdir={workdir}: the disk has {decimal(free)} left, but a checkpoint takes '
-      f'{decimal(needed)}. Free some space, or use another disk.',
+      f'{decimal(needed)}. Free up some space, or use another disk.',
       status=1,
     )
   print(f'a checkpoint takes {decimal(needed)}; {workdir} has {decimal(free)} left', flush=True)
@@ -502,7 +506,7 @@ def explain_failure(workdir: str) -> Iterator[None]:
     _, what, remedy = next(row for row in _FAILURES if re.search(row[0], reason, re.IGNORECASE))
     raise InputError(
       f'--workdir={workdir}: {what} ({reason}). Complete checkpoints: {complete}. {remedy} and run '
-      'the same command again. It resumes from the newest checkpoint.',
+      'the same command again to resume from the newest checkpoint.',
       status=1,
     ) from error
   finally:

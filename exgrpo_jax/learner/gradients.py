@@ -55,7 +55,7 @@ class MicrobatchConfig:
 
 @dataclasses.dataclass(frozen=True)
 class UpdateSpec:
-  """All static inputs of an update; each distinct value is compiled separately."""
+  """All static inputs to an update; updates are compiled once per distinct value."""
 
   microbatch: MicrobatchConfig
   objective: objective.ObjectiveConfig
@@ -405,7 +405,7 @@ def programs(
   """Yield the compiled programs used by a step's updates.
 
   `state` is the train state, or its shapes. For `initial`, see `minibatch_gradient`. `nothing` is a
-  batch of a step's size without any tokens to train on (`programs.empty_batch`).
+  step-sized batch without any tokens to train on (`programs.empty_batch`).
   `minibatch_passes` lists each minibatch's passes, to count how often each program runs.
   """
   mesh, num_minibatches = spec.mesh, spec.optimizer.minibatches
@@ -454,7 +454,7 @@ def passes(spec: UpdateSpec, length_R: np.ndarray, response_R: np.ndarray) -> li
 
 
 def one_row(nothing: Batch, prompt: int, response: int) -> Batch:
-  """Make a batch whose only trained row has these sizes. Packing it gives a pass of that shape."""
+  """Make a batch with one row of these lengths to train on, which packs into a single pass."""
   mask_BT = nothing.response_mask_BT.copy()
   mask_BT[0, prompt : prompt + response] = 1
   advantage_B = np.ones_like(nothing.advantage_B)

@@ -40,9 +40,10 @@ OPTIMIZERS: dict[str, Callable[['OptimizerConfig'], optax.GradientTransformation
 class OptimizerConfig:
   """AdamW, its schedule, and the gradient norms that trigger clipping or skipping.
 
-  The authors' gradient is 64 times ours. Their code sums over the 64 rows of one GPU's share of a
-  minibatch, divides by the response limit and averages over 8 GPUs. Ours averages over all
-  512 rows instead. So our defaults in gradient units are the authors' values divided by 64.
+  The authors' gradient is 64 times as large as ours. Their code sums over the 64 rows of one GPU's
+  share of a minibatch, divides by the response limit and averages over 8 GPUs. Ours averages over
+  all 512 rows instead. So our defaults for settings in gradient units are the authors' values
+  divided by 64.
   """
 
   minibatches: int = setting(
@@ -116,7 +117,7 @@ class TrainState:
 
 
 def learning_rate(config: OptimizerConfig, num_updates: int) -> optax.Schedule:
-  """Make the schedule from update index to rate: a linear warm-up, then `config.schedule`."""
+  """Make the schedule, update index -> learning rate: a linear warm-up, then `config.schedule`."""
   peak, warmup = config.learning_rate, config.warmup_updates
   rest = max(1, num_updates - warmup)
   after = SCHEDULES[config.schedule](peak, rest)

@@ -35,7 +35,7 @@ T = TypeVar('T')
 
 
 def patiently(read: Callable[[], T], place: str) -> T:
-  """Call `read`, retrying after each delay in WAITS while the storage of `place` fails.
+  """Call `read`; if the storage that holds `place` fails, retry after each delay in WAITS.
 
   Raises InputError if the storage keeps failing; errors with other causes propagate.
   """
@@ -51,9 +51,9 @@ def patiently(read: Callable[[], T], place: str) -> T:
       if wait is None:
         raise InputError(
           f'{place} could not be read after {1 + len(WAITS)} attempts over {sum(WAITS):.0f} s '
-          f'({reason}). The disk or network is failing, or a permission is missing. Nothing was '
-          'moved or changed. Fix the problem and run the same command again. If the data is lost, '
-          'first move this path elsewhere.',
+          f'({reason}). The disk or network is failing, or you lack permission. Nothing was moved '
+          'or changed. Fix the problem and run the same command again. If the data is lost, move '
+          'this folder out of the way before you rerun the command.',
           status=1,
         ) from error
       message = f'WARNING: {place} cannot be read ({reason}); next attempt in {wait:.0f} s'

@@ -95,7 +95,7 @@ def _attend_in_blocks(
   window: int,
   cap: float,
 ) -> jax.Array:
-  """Attend for any T, with one block's scores at a time; the backward pass recomputes scores."""
+  """Attend for any T, one block of queries at a time; the backward pass recomputes the scores."""
   B, G, R, T, H = query_BGRTH.shape
   query_BGRTH = pad_right(query_BGRTH, _BLOCK, axis=3)
   num_blocks = query_BGRTH.shape[3] // _BLOCK

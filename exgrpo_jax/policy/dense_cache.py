@@ -2,8 +2,8 @@
 
 `Transposed` is for CPU: keys are [H, S] and values [S, H], so neither matrix product in a decode
 step needs a transpose. With this layout, attention on CPU is nearly twice as fast as with keys
-stored as [S, H]. `Dense` is for accelerators: a token's key and value are contiguous, so writing
-them scatters whole rows.
+stored as [S, H]. `Dense` is for accelerators: each token's key and value are contiguous, so they
+can be written with a scatter of whole rows.
 
 Shape letters as in kv_cache.py; R = N/G is the number of query heads per key/value head.
 """
@@ -229,7 +229,7 @@ def takes_on_gpu(H: int, dtype: str) -> bool:
 def attend_on_gpu(
   query_BNH: jax.Array, position_B: Array, layer: Dense, cap: float = 0.0
 ) -> jax.Array:
-  """Attend from each row's query to positions 0 .. position_B; the kernel supports no cap."""
+  """Attend from each row's query to positions 0 .. position_B; a cap is not supported."""
   assert not cap, cap
   chex.assert_rank([query_BNH, position_B], [3, 1])
   B, N, H = query_BNH.shape

@@ -162,7 +162,7 @@ def unpack_rows(
   """Replace rows `row_R` of a layer's cache with consecutive rows from the packed sequences.
 
   Args:
-    layer: the cache to write to; its content after each row's length becomes meaningless.
+    layer: the cache to write to; its contents beyond each row's length become meaningless.
     packed: the layer's cache of P sequences of T tokens.
     row_R: int32, rows of the cache; out-of-range rows are not written.
     start_R: int32, index of each row's first token among the P * T tokens.

@@ -75,7 +75,7 @@ class Attention(nnx.Module):
       x_BTD: normalized activations.
       rotation: the rotation at the T positions.
       is_local: True to attend only to the window; an array is allowed only for whole sequences.
-      cache: in decoding, the cache of the earlier tokens; None for whole sequences.
+      cache: when decoding, the cache of the earlier tokens; None for whole sequences.
       position_BT: the tokens' positions; needed only with a cache.
       segments: the rows of each whole sequence; None if each sequence is a single row.
     """

@@ -76,8 +76,8 @@ def fused_loss(
   """Compute a token loss and, if differentiated, its gradient in a single pass over the logits.
 
   The logits' gradient follows in closed form from the loss's gradient with respect to
-  log-probabilities and entropies. This takes three vocabulary-sized products instead of four. The
-  backward pass only scales and casts, as in Liger Kernel (arXiv:2410.10989).
+  log-probabilities and entropies. This takes three vocabulary-sized matrix products instead of
+  four. The backward pass only scales and casts the result, as in Liger Kernel (arXiv:2410.10989).
 
   Args:
     hidden_BWD: hidden states; entry w predicts target w (see `predictor_states`); any float dtype.

@@ -1,9 +1,9 @@
 """LoRA (arXiv:2106.09685): train a product of two thin matrices on top of each frozen matrix W.
 
 A forward pass computes x W + s (x A) B, with s = alpha / rank, and does not merge the matrices.
-Sampling merges them (`merged`) because it uses each matrix often; exports merge them too. A starts
-random and B at zero, so training starts from the frozen model. There are three parameter trees, all
-in the training layout:
+They are merged (`merged`) for sampling, which uses each matrix many times, and for exports. A is
+initialized randomly and B to zero, so training starts from the frozen model. There are three
+parameter trees, all in the training layout:
 
   base      the whole model, which is never updated (see `model.shapes`)
   adapters  A and B of each target, float32; only these are trained and checkpointed
@@ -69,7 +69,7 @@ class LoraConfig:
     if len(set(self.targets)) < len(self.targets) or not self.targets:
       raise InputError(
         f'config.lora.targets={self.targets}: the list must contain at least one name and no '
-        'duplicates. Name each matrix once.'
+        'duplicates. List each matrix only once.'
       )
 
   @property
@@ -107,8 +107,8 @@ def shapes(config: LoraConfig, params: Params) -> Params:
     target = TARGETS[name]
     if target.name not in params['layers'][target.module]:
       raise InputError(
-        f"config.lora.targets={config.targets}: '{name}' belongs to the experts, and adapters are "
-        'not supported on experts. Leave out all MLP projections.'
+        f"config.lora.targets={config.targets}: '{name}' belongs to the experts, which do not "
+        'support adapters. Leave out all MLP projections.'
       )
     a, b = _shapes(config, name, params['layers'][target.module][target.name])
     layers.setdefault(target.module, {})[target.name] = {'a': a, 'b': b}
@@ -118,7 +118,7 @@ def shapes(config: LoraConfig, params: Params) -> Params:
 def _shapes(
   config: LoraConfig, name: str, kernel: jax.ShapeDtypeStruct
 ) -> tuple[jax.ShapeDtypeStruct, jax.ShapeDtypeStruct]:
-  """Return the stacked shapes of A and B; raises InputError if the rank is too large."""
+  """Return the stacked shapes of A and B; raise InputError if the rank is too large."""
   stack, *sizes = kernel.shape
   assert isinstance(kernel.sharding, NamedSharding), kernel.sharding
   mesh, (of_stack, *axes) = kernel.sharding.mesh, kernel.sharding.spec

@@ -38,7 +38,7 @@ def normal(
 
 
 def residual_scale(config: ShapeConfig) -> float:
-  """Return the initial scale of projections to the residual stream.
+  """Return the initial scale of the projections into the residual stream.
 
   Each layer adds two projections. Scaling them keeps the stream's variance independent of depth.
   """
@@ -79,7 +79,7 @@ class Routing(NamedTuple):
 
 
 class Experts(nnx.Module):
-  """Expert MLPs, and a router that chooses a few for each token and weights their outputs."""
+  """Expert MLPs, and a router that chooses a few of them per token and weights their outputs."""
 
   def __init__(self, config: ShapeConfig, rngs: nnx.Rngs) -> None:
     D, F, E = config.width, config.mlp_width, config.num_experts

@@ -107,8 +107,9 @@ def init(config: ShapeConfig, key: jax.Array, mesh: Mesh) -> Params:
   """Draw random parameters in the training layout, with the same values on every mesh.
 
   Matrices have standard deviation 1/sqrt(width), which equals the usual 0.02 at width 2,500 and
-  helps narrow models learn faster. Each layer's two projections to the residual stream are further
-  scaled by 1/sqrt(2 * num_layers). Norms start at 1, biases at 0. Each device computes its shards.
+  helps narrow models learn faster. Each layer's two projections into the residual stream are also
+  scaled by 1/sqrt(2 * num_layers). Norms start at 1, biases at 0. Each device computes its own
+  shards.
   """
   return _init(config, mesh)(key)
 
@@ -259,7 +260,7 @@ def decode_shapes(config: ShapeConfig, mesh: Mesh) -> Params:
 
 
 def _stored(config: ShapeConfig, mesh: Mesh, path: tuple[Any, ...], kernel: Any) -> Any:
-  """Convert a parameter, or its shape, to the form that the mesh's platform uses in decoding."""
+  """Convert a parameter, or its shape, to the form that the mesh's platform uses for decoding."""
   num_inputs = _NUM_INPUTS.get(path[-1].key)
   if num_inputs and matmul.is_output_major(mesh.devices.flat[0].platform, config.dtype):
     return matmul.output_major(kernel, num_inputs)

@@ -73,9 +73,9 @@ def _write(layer: Ragged, key_BTGH: jax.Array, value_BTGH: jax.Array, position_B
 
 
 def attend(query_BNH: jax.Array, position_B: Array, layer: Ragged, cap: float = 0.0) -> jax.Array:
-  """Attend from each row's query to positions 0 .. position_B, reading few positions beyond.
+  """Attend from each row's query to positions 0 .. position_B, reading whole blocks of them.
 
-  A row at position 0, such as a free slot, reads only one block.
+  For a row at position 0, such as a free slot, only one block is read.
   """
   return _attend(query_BNH[:, None], position_B, layer, cap)[:, 0]
 

@@ -102,11 +102,11 @@ def frequencies(config: RopeConfig, head_size: int) -> np.ndarray:
 
 
 def _kept_by_pairs(config: RopeConfig, plain_P: np.ndarray) -> np.ndarray:
-  """Compute YaRN's weight on the unscaled frequency, interpolated over the pair index."""
+  """Compute YaRN's weight for the unscaled frequency, interpolated over the pair index."""
   P = len(plain_P)
 
   def pair(turns: float) -> float:
-    """Return the fractional index of the pair with this many turns in `original_positions`."""
+    """Return the fractional index of the pair that turns this often over `original_positions`."""
     return P * np.log(config.original_positions / (turns * 2 * np.pi)) / np.log(config.theta)
 
   first = max(np.floor(pair(config.beta_fast)), 0)

@@ -65,8 +65,8 @@ class ShapeConfig:
   layers: str = setting(
     'f',
     None,
-    'one letter per layer, repeated over all layers: f attends to all earlier tokens and s to a '
-    'sliding window; n and w are like f and s, but without positions',
+    'one letter per layer; a pattern shorter than the model is repeated. f attends to all earlier '
+    'tokens and s to a sliding window; n and w are like f and s, but without positions',
   )
   window: int = setting(
     0,
@@ -119,7 +119,7 @@ class ShapeConfig:
   )
   tied_embeddings: bool = setting(True, None, 'use the transposed embedding as the unembedding')
   dtype: str = setting(
-    'bfloat16', ('float32', 'bfloat16'), 'the dtype of activations; parameters are float32'
+    'bfloat16', ('float32', 'bfloat16'), 'the dtype of activations; trained parameters are float32'
   )
 
   def __post_init__(self) -> None:
@@ -167,7 +167,7 @@ class ShapeConfig:
 
   @property
   def route_dtype(self) -> str:
-    """Return the dtype for expert indices; its largest value is never a valid expert."""
+    """Return the dtype for expert indices; its largest value is never a valid index."""
     return 'uint8' if self.num_experts < 256 else 'uint16'
 
   @property

@@ -1,10 +1,11 @@
 """The device meshes, and the mapping from logical axes to mesh axes.
 
-Training and decoding use two meshes of the same devices. Training splits rows and parameters over
-all devices (FSDP): each device gathers a layer's weights to compute its own rows, and no
-activations are summed across devices. Decoding reads all weights for every token, so it must not
-gather them: they are replicated over the data axis and split by heads, hidden units and vocabulary
-over the tensor axis. Both meshes have the same axis names, so one table of rules is enough.
+Training and decoding use different meshes over the same devices. Training splits rows and
+parameters over all devices (FSDP): each device gathers a layer's weights to compute its own rows,
+and no activations are summed across devices. Decoding reads all weights for every token, so it must
+not gather them: they are replicated over the data axis and split by heads, hidden units and
+vocabulary over the tensor axis. Both meshes have the same axis names, so one table of rules is
+enough.
 
 Only this file names mesh axes. All other code uses logical axes ('batch', 'embed', 'heads', ...).
 A dimension is replicated if its mesh axes do not divide it evenly. For example, with two key/value
@@ -202,7 +203,7 @@ def constrain(x: jax.Array, logical_axes: Sequence[str | None]) -> jax.Array:
 def gathered(x: jax.Array, logical_axes: Sequence[str | None], meshes: Meshes) -> jax.Array:
   """Move a parameter from the training layout to the decoding layout, inside jit.
 
-  The move is split into steps of one collective each, because XLA cannot plan the whole move at
+  The move is split into steps with one collective each, because XLA cannot plan the whole move at
   once and warns about it.
   """
   training, decoding = meshes
@@ -241,7 +242,7 @@ def platform() -> str:
 
 
 def num_shards(logical_axis: str, size: int) -> int:
-  """Return how many shards a logical axis of `size` has on the active mesh."""
+  """Return how many shards a logical axis of `size` is split into on the active mesh."""
   mesh = mesh_in_context('sharding.num_shards')
   axes = mesh_axes(mesh.shape, logical_axis, size) or ()
   return math.prod(mesh.shape[axis] for axis in axes)
@@ -285,11 +286,11 @@ def _check_sizes(config: TrainingConfig | DecodingConfig) -> None:
     if size == 0:
       raise InputError(
         f'{_place(config)}.{name}=0: the number of devices must not be 0. Set it to at least 1, or '
-        'to -1 to take the remaining devices.'
+        'to -1 to use the remaining devices.'
       )
   if dataclasses.astuple(config).count(-1) > 1:
     raise InputError(
-      f'{_describe(config)}: at most one size may be -1, because only one axis can take the '
+      f'{_describe(config)}: at most one size may be -1, because only one axis can use the '
       'remaining devices. Set the others to at least 1.'
     )
 

@@ -30,7 +30,7 @@ def check_options(text: str) -> list[str]:
   try:
     options = shlex.split(text)
   except ValueError as error:
-    raise InputError(f'--sbatch={text}: {error}. Close the quotation mark.') from error
+    raise InputError(f'--sbatch={text}: {error}. Fix the quoting.') from error
   if any(option.startswith(('-a', '--array')) for option in options):
     raise InputError(
       f'--sbatch={text}: the sweep itself sets --array. Remove this option. To limit the number '
@@ -46,7 +46,7 @@ def submit(
 
   The trials form one array job: index n is the sweep's trial n. At most `at_once` run at a time;
   None sets no limit. `options` are passed to sbatch. slurm.json in the workdir records the jobs.
-  Raises InputError if Slurm is missing or refuses a command.
+  Raises InputError if Slurm is not installed or rejects a command.
   """
   check_writable(workdir)
   with sweep.held(workdir):
@@ -120,7 +120,7 @@ def _in_queue(jobs: Jobs) -> Jobs:
 def _run(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
   if not shutil.which(command[0]):
     raise InputError(
-      f'--launcher=slurm: there is no {command[0]} on this machine. Run the command on a login '
+      f'--launcher=slurm: {command[0]} was not found on this machine. Run the command on a login '
       'node of the cluster, or use --launcher=commands.'
     )
   return subprocess.run(command, text=True, capture_output=True)

@@ -55,7 +55,7 @@ def plan_trials(
   given: Mapping[str, Any],
   workdir: str,
 ) -> list[Trial]:
-  """Check a sweep's trials and return them; raises InputError for the first invalid trial.
+  """Check a sweep's trials and return them; raise InputError for the first invalid trial.
 
   `path` is the sweep's file, and `config_path` is the --config value to pass to each trial.
   `values` is the config with the command-line overrides `given` (dotted key -> value) applied. The
@@ -125,7 +125,7 @@ def run(
 ) -> int:
   """Run the unfinished trials, at most `parallel` at a time, and return the exit status.
 
-  `command` is the sweep command without its flags; it is printed after an interrupt. `conclude` is
+  `command` is the sweep command without its flags, to be printed after an interrupt. `conclude` is
   called once all trials have ended, even if some failed.
   """
   check_writable(workdir)
@@ -146,7 +146,7 @@ def run(
   failed = outcome.failed | dict.fromkeys(early, 'exited with status 0 before its last step')
   total = counted(len(planned), 'trial')
   if failed:
-    print(f'{len(failed)} of {total} failed. Run the same command again to retry:')
+    print(f'{len(failed)} of {total} failed (to retry, run the same command again):')
     for name, reason in failed.items():
       print(f'  {name}: {reason}', flush=True)
   if outcome.unfinished:
@@ -163,8 +163,8 @@ def run(
 def held(workdir: str) -> contextlib.AbstractContextManager[int]:
   """Lock a sweep's workdir with `folder_held`. Raises InputError if trials are running there."""
   reason = (
-    f'--workdir={workdir}: another sweep, or trials left over from a killed sweep, are still '
-    'running there. Wait for them to finish, or stop them.'
+    f'--workdir={workdir}: another sweep, or a trial left over from a killed sweep, is still '
+    'running there. Wait for it to finish, or stop it.'
   )
   return folder_held(workdir, 'sweep.lock', reason)
 

@@ -98,7 +98,7 @@ def without_seed(name: str) -> str:
 
 
 def _plain(value: Any) -> Any:
-  """Convert a NumPy number to Python's type, which settings require."""
+  """Convert a NumPy number to a Python number, because settings require Python types."""
   return value.item() if isinstance(value, np.generic) else value
 
 

@@ -267,7 +267,7 @@ def test_a_pallas_kernel_is_timed_by_formula():
 
 @pytest.mark.parametrize('name', ['v9:2x2', 'v5e', ''])
 def test_an_unknown_slice_is_refused(name):
-  with pytest.raises(InputError, match='The generations are v5e, v5p, v6e'):
+  with pytest.raises(InputError, match='Supported generations: v5e, v5p, v6e'):
     devices.chip_of(name)
 
 

@@ -183,7 +183,7 @@ def test_folders_without_a_run_and_missing_steps_are_refused(command, recorded, 
   shutil.copy(recorded.workdir / 'config.json', tmp_path / 'begun')
   lines['begun'] = r'/begun: the run has no checkpoint yet, .*\. Wait for its first .*, or choo'
   commands.append([command, f'--checkpoint={tmp_path}/begun', *flags])
-  lines['step'] = r'checkpoints has no step 99\. The saved steps are: 4, 8, .*32\.'
+  lines['step'] = r'checkpoints has no checkpoint for step 99\. Saved steps: 4, 8, .*32\.'
   commands.append([command, f'--checkpoint={recorded.workdir}', '--step=99', *flags])
   if command == 'evaluate':
     lines['model'] = r'config\.model\.width is 64, but the run was trained with 32\. Leave out --c'

@@ -264,7 +264,10 @@ def test_only_parameters_are_restored_from_a_step_or_the_newest(saved, mesh, lik
 
 @pytest.mark.parametrize(
   ('damage', 'reason'),
-  [(truncate_a_file, r'5 is damaged \(.*\)'), (change_a_checksum, rf"5/state: .*'a'.*: {DIFFERS}")],
+  [
+    (truncate_a_file, r'5 is damaged \(.*\)'),
+    (change_a_checksum, rf"5/state is damaged \(.*'a'.*: {DIFFERS}\)"),
+  ],
 )
 def test_damaged_parameters_are_refused(workdir, damage, reason, like):
   damage(workdir / 'checkpoints' / '5')
@@ -279,7 +282,7 @@ def test_nothing_is_restored_if_nothing_was_saved(like, tmp_path):
 
 
 def test_a_missing_step_is_refused_and_the_saved_steps_are_listed(saved, tmp_path, like):
-  with pytest.raises(InputError, match=r'/checkpoints has no step 3\. The saved steps are: 2, 5\.'):
+  with pytest.raises(InputError, match=r'has no checkpoint for step 3\. Saved steps: 2, 5\.'):
     checkpoint.restore_params(saved, 3, like.params)
   with pytest.raises(InputError, match=r'/checkpoints contains no complete checkpoint\.'):
     checkpoint.restore_params(str(tmp_path), None, like.params)

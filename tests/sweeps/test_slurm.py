@@ -119,7 +119,7 @@ def test_each_index_is_a_trial_and_only_trials_that_need_it_are_submitted_again(
   [
     ('refuses', r'sbatch rejected the job \(sbatch: error: invalid partition\)\. Change --sbatch'),
     ('down', r'squeue failed \(Unable to contact .*\), so the trials of job 7 may still be'),
-    ('no sbatch', r'there is no sbatch on this machine\. Run the command on a login node'),
+    ('no sbatch', r'sbatch was not found on this machine\. Run the command on a login node'),
   ],
 )
 def test_slurm_errors_are_reported_and_nothing_is_recorded(

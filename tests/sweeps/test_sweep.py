@@ -351,7 +351,7 @@ def test_after_a_failure_an_interrupt_and_a_kill_the_same_command_completes_the_
   ended, pid = run_until_it_hangs(signal.SIGKILL)
   assert ended.status == -signal.SIGKILL
   refused = forked.run_one(command)
-  assert refused.status == 2 and 'or trials left over from a killed sweep' in refused.err
+  assert refused.status == 2 and 'or a trial left over from a killed sweep' in refused.err
   os.kill(pid, signal.SIGKILL)
 
   deadline = time.monotonic() + 60  # the other remaining trial may take a while to end

@@ -218,7 +218,7 @@ def test_a_failed_export_creates_nothing(hub, run, flags):
   hub.user('hf_me', 'me')
   flags = [flag.format(run=run) for flag in flags]
   outcome = forked.run_one(['export', *flags, '--push=me/none'], HF_TOKEN='hf_me')
-  assert outcome.status == 2 and re.search('has no step 9|/no/model is not a folder', outcome.err)
+  assert outcome.status == 2 and re.search('for step 9|/no/model is not a folder', outcome.err)
   assert ('model', 'me/none') not in hub.repositories
 
 
