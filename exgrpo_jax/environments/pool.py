@@ -157,7 +157,7 @@ class _Holder:
       COMMAND,
       {'spec': config.spec, 'tools': config.tools},
       'an environment process',
-      late=f'no answer after {config.time_limit:g} s (config.environment.time_limit)',
+      late_reason=f'no answer after {config.time_limit:g} s (config.environment.time_limit)',
       memory_limit=config.memory_limit,
     )
     self.pool = workers.Pool(program)  # one worker

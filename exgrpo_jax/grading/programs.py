@@ -31,7 +31,7 @@ def program(
   make = functools.partial(Program, COMMAND, setup, 'a grading process')
   if not is_batched:
     return make(
-      late=f'no verdict after {config.time_limit:g} s (config.grading.time_limit)',
+      late_reason=f'no verdict after {config.time_limit:g} s (config.grading.time_limit)',
       memory_limit=config.memory_limit,
       starts=3,
       standby_delay=0.1,  # a response that takes longer may be hanging
@@ -39,7 +39,7 @@ def program(
   # This process may load a model, so it has no memory limit, no standby process and more time to
   # start.
   return make(
-    late=f'no rewards after {config.batch_timeout:g} s (config.grading.batch_timeout)',
+    late_reason=f'no rewards after {config.batch_timeout:g} s (config.grading.batch_timeout)',
     timeout=START_TIMEOUT + config.batch_timeout,
     timeout_note=' (config.grading.batch_timeout included)',
   )

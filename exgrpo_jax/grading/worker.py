@@ -101,7 +101,7 @@ def _grade(judge: _Judge, response: str, answer: str, kind: str, facts: Mapping[
       place = reward.spec
       components[reward_functions.name_of(reward.spec)] = reward.of_one(known)
   except ERRORS as error:  # only this response fails
-    return server.failed(error, f'{place}: ')
+    return server.failure_reply(error, f'{place}: ')
   return {'outcome': outcome, 'components': components, 'answer': given and given[:MAX_ANSWER]}
 
 
