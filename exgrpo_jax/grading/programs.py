@@ -17,7 +17,7 @@ COMMAND = pool.command('exgrpo_jax.grading.worker')
 
 def program(
   config: GradingConfig,
-  required: verifier.VerifierConfig,
+  requirements: verifier.VerifierConfig,
   row: Mapping[str, Any] | None = None,
   is_batched: bool = False,
 ) -> Program:
@@ -26,8 +26,8 @@ def program(
   If a data `row` is given, the program tries only the rewards that read one; otherwise, only the
   others.
   """
-  known = {'config': dataclasses.asdict(config), 'required': dataclasses.asdict(required)}
-  setup = {**known, 'row': row, 'is_batched': is_batched}
+  configs = {'config': dataclasses.asdict(config), 'requirements': dataclasses.asdict(requirements)}
+  setup = {**configs, 'row': row, 'is_batched': is_batched}
   make = functools.partial(Program, COMMAND, setup, 'a grading process')
   if not is_batched:
     return make(
@@ -45,7 +45,7 @@ def program(
   )
 
 
-def asked(worker: Worker, facts: Mapping[str, Any]) -> dict[str, Any]:
+def requested_facts(worker: Worker, facts: Mapping[str, Any]) -> dict[str, Any]:
   """Return the facts requested in a worker's greeting, converted to JSON types."""
   return {
     name: value.tolist() if isinstance(value, np.ndarray) else value
