@@ -39,41 +39,41 @@ class TextArena:
     options = task.columns.get('options') or {}
     # The 'raw' form contains only new text; other forms repeat the whole game every turn.
     self._game = self._textarena.make(f'{_name(task)}-raw', **options)
-    self._chance = None
-    with self._own_chance():
+    self._random_state = None
+    with self._own_random_state():
       self._game.reset(num_players=1, seed=_seed(task))
-      prompt = self._said()
+      prompt = self._new_messages()
       random.seed(seed)
       np.random.seed(seed % 2**32)
     return prompt
 
   def step(self, response: str) -> Observation:
     """Make a move. The last move gets the game's reward. A second invalid move ends the game."""
-    with self._own_chance():
+    with self._own_random_state():
       done, _ = self._game.step(response)
       if not done:
-        return Observation(self._said())
+        return Observation(self._new_messages())
     reward = float(self._game.close()[0][0])
     return Observation(reward=reward, done=True, success=reward >= 1)
 
-  def _said(self) -> str:
+  def _new_messages(self) -> str:
     own_move = self._textarena.ObservationType.PLAYER_ACTION
-    _, said = self._game.get_observation()
-    return '\n'.join(text.strip() for _, text, kind in said if kind != own_move)
+    _, messages = self._game.get_observation()
+    return '\n'.join(text.strip() for _, text, kind in messages if kind != own_move)
 
   @contextlib.contextmanager
-  def _own_chance(self) -> Iterator[None]:
+  def _own_random_state(self) -> Iterator[None]:
     """Use this game's own random state in the block, because episodes share the global one."""
-    others = random.getstate(), np.random.get_state()
-    if self._chance is not None:
-      random.setstate(self._chance[0])
-      np.random.set_state(self._chance[1])
+    global_state = random.getstate(), np.random.get_state()
+    if self._random_state is not None:
+      random.setstate(self._random_state[0])
+      np.random.set_state(self._random_state[1])
     try:
       yield
     finally:
-      self._chance = random.getstate(), np.random.get_state()
-      random.setstate(others[0])
-      np.random.set_state(others[1])
+      self._random_state = random.getstate(), np.random.get_state()
+      random.setstate(global_state[0])
+      np.random.set_state(global_state[1])
 
 
 class Gymnasium:
@@ -100,30 +100,30 @@ class Gymnasium:
       )
     numbers = [str(number) for number in range(self._game.action_space.n)]
     self._actions = columns.get('actions') or numbers
-    self._won = float(columns.get('won', 1))
-    seen, _ = self._game.reset(seed=_seed(task))
+    self._winning_reward = float(columns.get('won', 1))
+    observation, _ = self._game.reset(seed=_seed(task))
     self._game.unwrapped.np_random = np.random.default_rng(seed)
     actions = f'Answer with one of: {", ".join(self._actions)}.'
-    return '\n'.join([*filter(None, [columns.get('rules')]), actions, self._shown(seen)])
+    return '\n'.join([*filter(None, [columns.get('rules')]), actions, self._board(observation)])
 
   def step(self, response: str) -> Observation:
     """Take an action and return the game's reward. An unknown action changes nothing."""
     if (action := response.strip()) not in self._actions:
       return Observation(f'Answer with one of: {", ".join(self._actions)}.')
-    seen, reward, is_over, is_cut, _ = self._game.step(self._actions.index(action))
-    won = bool(is_over) and float(reward) >= self._won
-    return Observation(self._shown(seen), float(reward), bool(is_over or is_cut), won)
+    observation, reward, is_over, is_cut, _ = self._game.step(self._actions.index(action))
+    won = bool(is_over) and float(reward) >= self._winning_reward
+    return Observation(self._board(observation), float(reward), bool(is_over or is_cut), won)
 
-  def _shown(self, seen: Any) -> str:
+  def _board(self, observation: Any) -> str:
     """Return the board as text, with marks for colors, or the observation if there is no board."""
     if self._game.render_mode != 'ansi':
-      return str(seen)
+      return str(observation)
 
-    def marked(match: re.Match[str]) -> str:
+    def mark(match: re.Match[str]) -> str:
       begin, end = _MARKS.get(match[1], '[]')
       return f'{begin}{match[2]}{end}'
 
-    return _COLORED.sub(marked, self._game.render()).strip('\n')
+    return _COLORED.sub(mark, self._game.render()).strip('\n')
 
 
 def package(name: str) -> Any:

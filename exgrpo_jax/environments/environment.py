@@ -10,7 +10,7 @@ from exgrpo_jax.grading.reward_functions import LARGEST
 # {'role': 'user', 'content': 'higher'}, as in chat templates; plain text is a user message.
 Messages = str | Sequence[Mapping[str, str]]
 # Metrics under environment/ that are always reported; see rollout/episodes.py.
-TAKEN = ('turns_mean', 'turns_max', 'tokens_mean', 'seconds', 'idle_seconds')
+METRICS = ('turns_mean', 'turns_max', 'tokens_mean', 'seconds', 'idle_seconds')
 
 
 class Task(NamedTuple):
@@ -65,15 +65,15 @@ def as_messages(messages: Messages) -> list[dict[str, str]]:
   """
   if isinstance(messages, str):
     messages = [{'role': 'user', 'content': messages}]
-  found = list[dict[str, str]]()
+  message_dicts = list[dict[str, str]]()
   for message in messages if isinstance(messages, Sequence) else [messages]:
     parts = dict(message) if isinstance(message, Mapping) else {}
     if set(parts) != {'role', 'content'} or not all(isinstance(v, str) for v in parts.values()):
       raise ValueError(
         f'{message!r} is not a valid message, such as {{"role": "user", "content": "higher"}}'
       )
-    found.append({n: value.encode(errors='replace').decode() for n, value in parts.items()})
-  return found
+    message_dicts.append({n: value.encode(errors='replace').decode() for n, value in parts.items()})
+  return message_dicts
 
 
 def checked(observation: Observation) -> Observation:
@@ -85,10 +85,10 @@ def checked(observation: Observation) -> Observation:
   if not abs(reward) <= LARGEST:  # also rejects NaN
     raise ValueError(f'the reward is {reward!r}, not a number from -{LARGEST:g} to {LARGEST:g}')
   for name in counts:
-    if name in TAKEN or not re.fullmatch('[a-z][a-z0-9_]*', name):
+    if name in METRICS or not re.fullmatch('[a-z][a-z0-9_]*', name):
       raise ValueError(
         f'{name!r} cannot be the name of a count: a name must start with a lowercase letter, '
-        f'contain only lowercase letters, digits and _, and not be one of {", ".join(TAKEN)}'
+        f'contain only lowercase letters, digits and _, and not be one of {", ".join(METRICS)}'
       )
   numbers = {name: float(value) for name, value in counts.items()}
   return Observation(as_messages(messages), reward, bool(done), bool(success), numbers)

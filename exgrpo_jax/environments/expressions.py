@@ -40,16 +40,16 @@ def calculate(expression: str) -> str:
 def _value(node: ast.expr) -> Number:
   match node:
     case ast.Constant(value=int() | float() as number) if not isinstance(number, bool):
-      found = number
+      value = number
     case ast.BinOp() if type(node.op) in _BINARY:
       left, right = _value(node.left), _value(node.right)
       if isinstance(node.op, ast.Pow) and abs(right) > _LARGEST_POWER:
         raise ValueError(f'an exponent is at most {_LARGEST_POWER}')
-      found = _BINARY[type(node.op)](left, right)
+      value = _BINARY[type(node.op)](left, right)
     case ast.UnaryOp() if type(node.op) in _UNARY:
-      found = _UNARY[type(node.op)](_value(node.operand))
+      value = _UNARY[type(node.op)](_value(node.operand))
     case _:
       raise ValueError('an expression may contain only numbers, + - * / // % ** and parentheses')
-  if isinstance(found, complex) or not abs(found) <= _LARGEST:
+  if isinstance(value, complex) or not abs(value) <= _LARGEST:
     raise ValueError(f'numbers are real, and at most {_LARGEST:.0e}')
-  return found
+  return value

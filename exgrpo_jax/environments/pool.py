@@ -61,21 +61,21 @@ class Pool:
     self._holder_of: dict[str, _Holder] = {}  # unfinished episodes by key
     self._answers: queue.SimpleQueue[concurrent.futures.Future[Answer]] = queue.SimpleQueue()
 
-  def submit(self, key: str, begin: Beginning, said: Sequence[str]) -> None:
+  def submit(self, key: str, begin: Beginning, texts: Sequence[str]) -> None:
     """Request the answer to an episode's last turn; `answers` will return it under `key`."""
     if key not in self._holder_of:
       self._holder_of[key] = min(self._holders, key=lambda holder: holder.waiting)
-    holder, turns = self._holder_of[key], tuple(said)
+    holder, turns = self._holder_of[key], tuple(texts)
     holder.waiting += 1
-    asked = holder.pool.submit(lambda worker: holder.turn(worker, key, begin, turns))
-    asked.add_done_callback(self._answers.put)
+    future = holder.pool.submit(lambda worker: holder.turn(worker, key, begin, turns))
+    future.add_done_callback(self._answers.put)
 
   def answers(self, wait: bool) -> list[Answer]:
     """Return the answers received since the last call. If `wait`, wait for at least one."""
-    found = [self._answers.get()] if wait else []
+    futures = [self._answers.get()] if wait else []
     while not self._answers.empty():
-      found.append(self._answers.get())
-    answers = [future.result() for future in found]
+      futures.append(self._answers.get())
+    answers = [future.result() for future in futures]
     for key, result, _ in answers:
       if isinstance(result, Failure) or result.done:
         del self._holder_of[key]
@@ -89,10 +89,10 @@ class Pool:
   def prompts(self, questions: Sequence[Question], spec: str) -> list[list[dict[str, str]]]:
     """Return each question's prompt from `reset`. Raises InputError, naming `spec`, if it fails."""
     requests = [
-      {'key': '', 'begin': dataclasses.asdict(beginning(question, 0, False)), 'said': ()}
+      {'key': '', 'begin': dataclasses.asdict(beginning(question, 0, False)), 'texts': ()}
       for question in questions
     ]
-    replies = self._all(questions, requests, f'{spec}: reset failed')
+    replies = self._send_all(questions, requests, f'{spec}: reset failed')
     return [reply['messages'] for reply in replies]
 
   def demonstrations(
@@ -103,8 +103,10 @@ class Pool:
       {'begin': dataclasses.asdict(beginning(question, seed)), 'turns': turns}
       for question, seed in zip(questions, seeds, strict=True)
     ]
-    replies = self._all(questions, requests, 'playing an episode failed')
-    return [[(text, Observation(*said)) for text, said in reply['episode']] for reply in replies]
+    replies = self._send_all(questions, requests, 'playing an episode failed')
+    return [
+      [(text, Observation(*fields)) for text, fields in reply['episode']] for reply in replies
+    ]
 
   def tools(self) -> list[dict[str, Any]]:
     """Return the tool descriptions for the chat template. Most environments have no tools.
@@ -112,13 +114,13 @@ class Pool:
     Raises InputError if the class or a tool cannot be used.
     """
 
-    def described(worker: Worker) -> list[dict[str, Any]]:
+    def read_tools(worker: Worker) -> list[dict[str, Any]]:
       worker.ready()
       return worker.greeting['tools']
 
-    return self._holders[0].pool.submit(described).result()
+    return self._holders[0].pool.submit(read_tools).result()
 
-  def _all(
+  def _send_all(
     self, questions: Sequence[Question], requests: Sequence[Values], what: str
   ) -> list[Values]:
     """Distribute requests that are not part of an episode among all workers; return the replies.
@@ -126,9 +128,9 @@ class Pool:
     If a request fails, raises InputError with `what`, the question's row and the reason.
     """
     holders = itertools.cycle(self._holders)
-    asked = [holder.ask(request) for holder, request in zip(holders, requests)]
+    futures = [holder.ask(request) for holder, request in zip(holders, requests)]
     replies = list[Values]()
-    for question, future in zip(questions, asked, strict=True):
+    for question, future in zip(questions, futures, strict=True):
       if isinstance(reply := future.result(), Failure):
         raise InputError(f'config.environment.name: {what} for row {question.row}: {reply.reason}')
       replies.append(reply)
@@ -141,12 +143,12 @@ def of(config: EnvironmentConfig) -> Pool:
   return Pool(config)
 
 
-def beginning(question: Question, seed: int, is_known: bool = True) -> Beginning:
-  """Return the start of an episode. If `is_known`, `question` already contains the prompt."""
-  prompt = [message._asdict() for message in question.messages]
-  original = [message._asdict() for message in question.original_messages] or prompt
+def beginning(question: Question, seed: int, has_prompt: bool = True) -> Beginning:
+  """Return the start of an episode. If `has_prompt`, `question` already contains the prompt."""
+  messages = [message._asdict() for message in question.messages]
+  original = [message._asdict() for message in question.original_messages] or messages
   task = Task(question.row, original, question.answer, question.columns, question.kind)
-  return Beginning(tuple(task), seed, prompt if is_known else None)
+  return Beginning(tuple(task), seed, messages if has_prompt else None)
 
 
 class _Holder:
@@ -157,48 +159,49 @@ class _Holder:
       COMMAND,
       {'spec': config.spec, 'tools': config.tools},
       'an environment process',
-      late=f'no answer after {config.time_limit:g} s (config.environment.time_limit)',
+      late_reason=f'no answer after {config.time_limit:g} s (config.environment.time_limit)',
       memory_limit=config.memory_limit,
     )
     self.pool = workers.Pool(program)  # one worker
     self.waiting = 0  # submitted turns without an answer
     self._time_limit = config.time_limit
-    self._held: dict[str, int] = {}  # episode key -> `starts` of the process that runs it
+    self._starts_of: dict[str, int] = {}  # episode key -> `starts` of the process that runs it
 
   def ask(self, request: Values) -> concurrent.futures.Future[Values | Failure]:
     """Submit a request that is not part of an episode."""
     return self.pool.submit(lambda worker: self._reply(worker, lambda: request))
 
-  def turn(self, worker: Worker, key: str, begin: Beginning, said: tuple[str, ...]) -> Answer:
-    """Return the answer to the last turn in `said`."""
-    started = time.monotonic()
+  def turn(self, worker: Worker, key: str, begin: Beginning, texts: tuple[str, ...]) -> Answer:
+    """Return the answer to the last turn in `texts`."""
+    start_time = time.monotonic()
 
     def request() -> Values:
-      if self._held.get(key) == worker.starts:
-        return {'key': key, 'begin': None, 'said': said[-1:]}
-      return {'key': key, 'begin': dataclasses.asdict(begin), 'said': said}
+      if self._starts_of.get(key) == worker.starts:
+        return {'key': key, 'begin': None, 'texts': texts[-1:]}
+      return {'key': key, 'begin': dataclasses.asdict(begin), 'texts': texts}
 
     reply = self._reply(worker, request)
     self.waiting -= 1
     result = reply if isinstance(reply, Failure) else Observation(**reply)
     if isinstance(result, Failure) or result.done:
-      self._held.pop(key, None)
+      self._starts_of.pop(key, None)
     else:
-      self._held[key] = worker.starts
-    return Answer(key, result, time.monotonic() - started)
+      self._starts_of[key] = worker.starts
+    return Answer(key, result, time.monotonic() - start_time)
 
   def leave(self, worker: Worker, key: str) -> None:
     """Drop an episode."""
-    if self._held.pop(key, None) == worker.starts:
-      self._reply(worker, lambda: {'key': key, 'begin': None, 'said': ()})
+    if self._starts_of.pop(key, None) == worker.starts:
+      self._reply(worker, lambda: {'key': key, 'begin': None, 'texts': ()})
 
   def _reply(self, worker: Worker, make: Callable[[], Values]) -> Values | Failure:
     """Send a request built by `make` and return the reply; each new process gets a new request."""
 
     def request() -> tuple[Any, float]:
-      made = make()
-      calls = made.get('turns', len(made.get('said', ()))) + (made['begin'] is not None)  # reset
-      return made, self._time_limit * max(1, calls)
+      values = make()
+      calls_reset = values['begin'] is not None
+      calls = values.get('turns', len(values.get('texts', ()))) + calls_reset
+      return values, self._time_limit * max(1, calls)
 
     return worker.call(request)
 
@@ -206,7 +209,7 @@ class _Holder:
 # ---- Questions ----
 
 
-class Begun(Questions):
+class PromptedQuestions(Questions):
   """Questions whose messages come from an environment."""
 
   def __init__(self, questions: Questions, messages: Sequence[tuple[Message, ...]]) -> None:
@@ -218,28 +221,28 @@ class Begun(Questions):
   def read(self, rows: Sequence[int]) -> list[Question]:
     """See Questions.read."""
     return [
-      _beginning_with(self._messages[row], question)
+      _with_messages(self._messages[row], question)
       for row, question in zip(rows, self._questions.read(rows))
     ]
 
-  def select(self, rows: np.ndarray) -> 'Begun':
+  def select(self, rows: np.ndarray) -> 'PromptedQuestions':
     """See Questions.select."""
-    return Begun(self._questions.select(rows), [self._messages[row] for row in rows])
+    return PromptedQuestions(self._questions.select(rows), [self._messages[row] for row in rows])
 
 
 def begin(questions: Sequence[Question], spec: str, pool: Pool) -> list[Question]:
   """Return the questions with the environment's prompts as messages; see `Pool.prompts`."""
   return [
-    _beginning_with(tuple(Message(**message) for message in own), question)
-    for own, question in zip(pool.prompts(questions, spec), questions)
+    _with_messages(tuple(Message(**message) for message in messages), question)
+    for messages, question in zip(pool.prompts(questions, spec), questions)
   ]
 
 
-def _beginning_with(messages: tuple[Message, ...], question: Question) -> Question:
+def _with_messages(messages: tuple[Message, ...], question: Question) -> Question:
   return dataclasses.replace(question, messages=messages, original_messages=question.messages)
 
 
-def begun(
+def with_prompts(
   data: QuestionSet,
   pool: Pool,
   tokenizer: Tokenizer,
@@ -256,8 +259,8 @@ def begun(
   messages = [question.messages for question in begin(questions, data.spec, pool)]
   if messages == [question.messages for question in questions] and not tools:
     return data  # its prompts are tokenized already
-  texts = [tokenizer.render(own, prompts, tools) for own in messages]
+  texts = [tokenizer.render(conversation, prompts, tools) for conversation in messages]
   tokens = [np.array(ids, np.int32) for ids in tokenizer.encode_all(texts)]
-  kept = check_prompts(data.spec, np.array([len(ids) for ids in tokens]), max_prompt, overlong)
-  of_kept = Begun(data.questions, messages).select(kept)
-  return QuestionSet(data.spec, of_kept, [tokens[row] for row in kept])
+  rows = check_prompts(data.spec, np.array([len(ids) for ids in tokens]), max_prompt, overlong)
+  selection = PromptedQuestions(data.questions, messages).select(rows)
+  return QuestionSet(data.spec, selection, [tokens[row] for row in rows])

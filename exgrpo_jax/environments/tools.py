@@ -54,11 +54,11 @@ class Tools:
   def __init__(self, sources: Sequence[Callable[..., Any]]) -> None:
     """Collect the tools: plain functions, and classes whose methods share state."""
     self._states: list[Any] = [source() for source in sources if inspect.isclass(source)]
-    made = iter(self._states)
+    states = iter(self._states)
     tools = [
       tool
       for source in sources
-      for tool in (methods(next(made)) if inspect.isclass(source) else [source])
+      for tool in (methods(next(states)) if inspect.isclass(source) else [source])
     ]
     self.functions = {tool.__name__: tool for tool in tools}
 
@@ -67,26 +67,26 @@ class Tools:
     del seed  # nothing is random
     self._truth = verifier.Truth(task.answer, task.kind, task.columns)
     row = {**task.columns, 'prompt': task.messages, 'answer': task.answer}
-    said = [state.reset(**row) for state in self._states if hasattr(state, 'reset')]
+    texts = [state.reset(**row) for state in self._states if hasattr(state, 'reset')]
     *before, last = task.messages
-    return [*before, {**last, 'content': '\n'.join([last['content'], *filter(None, said)])}]
+    return [*before, {**last, 'content': '\n'.join([last['content'], *filter(None, texts)])}]
 
   def step(self, response: str) -> Observation:
     """Run the calls. Without calls, end the episode with a reward from the classes or verifier."""
     try:
       calls = calls_of(response)
     except ValueError as error:
-      return _answered([f'{_ERROR}{error}'])
+      return _as_observation([f'{_ERROR}{error}'])
     if calls:
-      return _answered([self._called(call) for call in calls])
+      return _as_observation([self._run(call) for call in calls])
     if rewards := [*_rewards(self._states)]:
       reward = sum(rewards) / len(rewards)
     else:
-      judged = verifier.judge_with(verifier.BuiltIn(), response, self._truth)
-      reward = float(judged.outcome == 'correct')
-    return _answered([])._replace(reward=reward, done=True, success=reward >= 1)
+      judgement = verifier.judge_with(verifier.BuiltIn(), response, self._truth)
+      reward = float(judgement.outcome == 'correct')
+    return _as_observation([])._replace(reward=reward, done=True, success=reward >= 1)
 
-  def _called(self, call: Call) -> str:
+  def _run(self, call: Call) -> str:
     """Run a call and return its result, or the error, as text."""
     if call.name not in self.functions:
       return f'{_ERROR}there is no tool {call.name}, only {", ".join(self.functions)}'
@@ -121,11 +121,11 @@ def _rewards(states: Sequence[Any]) -> Iterator[float]:
       yield state.reward
 
 
-def _answered(results: Sequence[str]) -> Observation:
-  failed = sum(text.startswith(_ERROR) for text in results)
+def _as_observation(results: Sequence[str]) -> Observation:
+  num_failed = sum(text.startswith(_ERROR) for text in results)
   return Observation(
     [{'role': 'tool', 'content': text} for text in results],
-    counts={'tool_calls': len(results), 'failed_calls': failed},
+    counts={'tool_calls': len(results), 'failed_calls': num_failed},
   )
 
 
@@ -135,13 +135,13 @@ def calls_of(text: str) -> list[Call]:
   Raises ValueError if a call cannot be parsed; the message shows the expected format.
   """
   text = extraction.solution(text) or ''
-  found = _QWEN.findall(text)
+  contents = _QWEN.findall(text)
   if '<tool_call>' in text or '</tool_call>' in text:
-    if len(found) != text.count('<tool_call>') or len(found) != text.count('</tool_call>'):
+    if len(contents) != text.count('<tool_call>') or len(contents) != text.count('</tool_call>'):
       raise ValueError('each <tool_call> must be closed by </tool_call>')
-    return [_call(each, 'arguments') for each in found]
-  if (whole := _LLAMA.fullmatch(text)) and '"name"' in whole[1]:
-    return [_call(whole[1], 'parameters')]
+    return [_call(content, 'arguments') for content in contents]
+  if (match := _LLAMA.fullmatch(text)) and '"name"' in match[1]:
+    return [_call(match[1], 'parameters')]
   return []
 
 
@@ -166,25 +166,27 @@ def describe(function: Callable[..., Any]) -> dict[str, Any]:
   description, or a type that JSON cannot represent.
   """
   name = function.__name__
-  purpose, described, returned = _docstring(name, inspect.getdoc(function) or '')
+  purpose, descriptions, return_description = _docstring(name, inspect.getdoc(function) or '')
   hints = typing.get_type_hints(function)
   properties, required = {}, []
   for parameter in inspect.signature(function).parameters.values():
     if parameter.name not in hints:
       raise ValueError(f'parameter {parameter.name} of {name} has no type hint')
-    if parameter.name not in described:
+    if parameter.name not in descriptions:
       raise ValueError(f'parameter {parameter.name} of {name} is not described under Args:')
     schema = _schema(hints[parameter.name], f'parameter {parameter.name} of {name}')
-    properties[parameter.name] = {**schema, 'description': described[parameter.name]}
+    properties[parameter.name] = {**schema, 'description': descriptions[parameter.name]}
     if parameter.default is parameter.empty:
       required.append(parameter.name)
   parameters = {'type': 'object', 'properties': properties}
   parameters |= {'required': required} if required else {}
-  found = {'name': name, 'description': purpose, 'parameters': parameters}
+  function_schema = {'name': name, 'description': purpose, 'parameters': parameters}
   if 'return' in hints:
     schema = _schema(hints['return'], f'the result of {name}')
-    found['return'] = {**schema, 'description': returned} if returned else schema
-  return {'type': 'function', 'function': found}
+    function_schema['return'] = (
+      {**schema, 'description': return_description} if return_description else schema
+    )
+  return {'type': 'function', 'function': function_schema}
 
 
 def _docstring(name: str, text: str) -> tuple[str, dict[str, str], str]:
@@ -195,13 +197,13 @@ def _docstring(name: str, text: str) -> tuple[str, dict[str, str], str]:
     raise ValueError(f'{name} has no docstring to tell the model what the tool does')
   sections = dict(zip(pieces[1::2], pieces[2::2]))
   lines = inspect.cleandoc('\n' + sections.get('Args:', '')).split('\n')
-  described: dict[str, str] = {}
+  descriptions: dict[str, str] = {}
   for line in lines:
-    if found := re.match(r'(\w+)(?: \(.*?\))?:\s*(.*)', line):
-      described[last := found[1]] = found[2]
-    elif described and line.strip():  # the description continues
-      described[last] += f' {line.strip()}'
-  return purpose, described, ' '.join(sections.get('Returns:', '').split())
+    if match := re.match(r'(\w+)(?: \(.*?\))?:\s*(.*)', line):
+      descriptions[parameter := match[1]] = match[2]
+    elif descriptions and line.strip():  # the description continues
+      descriptions[parameter] += f' {line.strip()}'
+  return purpose, descriptions, ' '.join(sections.get('Returns:', '').split())
 
 
 def _schema(hint: Any, where: str) -> dict[str, Any]:
@@ -216,7 +218,7 @@ def _schema(hint: Any, where: str) -> dict[str, Any]:
   if origin in (typing.Union, types.UnionType) and len(arguments) == 2 and type(None) in arguments:
     (other,) = (argument for argument in arguments if argument is not type(None))
     return {**_schema(other, where), 'nullable': True}
-  names = ', '.join(known.__name__ for known in _TYPES)
+  names = ', '.join(kind.__name__ for kind in _TYPES)
   raise ValueError(
     f'{where} has the type {hint}, but only {names}, list, Literal and None are supported'
   )

@@ -35,26 +35,26 @@ class Guess:
     del seed
     self._number = int(task.answer)
     self._low, self._high = map(int, task.messages[-1]['content'].split('-'))
-    self._all = range(self._low, self._high + 1)
+    self._numbers = range(self._low, self._high + 1)
     return task.messages
 
   def step(self, response: str) -> Observation:
     """Compare a guess with the number. A correct guess ends the episode with a reward of 1."""
     if not re.fullmatch(r'\d{1,9}', guess := response.strip(), re.ASCII):
       return Observation('?')
-    guessed = int(guess)
-    if guessed == self._number:
+    number = int(guess)
+    if number == self._number:
       return Observation(reward=1.0, done=True, success=True)
-    if guessed < self._number:
-      self._low = max(self._low, guessed + 1)
+    if number < self._number:
+      self._low = max(self._low, number + 1)
       return Observation('higher')
-    self._high = min(self._high, guessed - 1)
+    self._high = min(self._high, number - 1)
     return Observation('lower')
 
   def demonstrate(self, rng: np.random.Generator) -> str:
     """Return the guess of a player who sometimes halves the interval and sometimes forgets it."""
     if rng.random() < _FORGETS:
-      return str(rng.choice(self._all))
+      return str(rng.choice(self._numbers))
     if rng.random() < _HALVES:
       return str((self._low + self._high) // 2)
     return str(rng.integers(self._low, self._high, endpoint=True))
@@ -76,11 +76,11 @@ class Calculator:
 
   def step(self, response: str) -> Observation:
     """Add or subtract two numbers, or judge an answer. The correct answer earns a reward of 1."""
-    if found := _ANSWER.fullmatch(response.strip()):
-      is_right = int(found[1]) == self._answer
+    if match := _ANSWER.fullmatch(response.strip()):
+      is_right = int(match[1]) == self._answer
       return Observation(reward=float(is_right), done=True, success=is_right)
-    if found := _CALL.fullmatch(response.strip()):
-      self._total, self._rest = str(int(found[1]) + int(found[2] + found[3])), self._rest[1:]
+    if match := _CALL.fullmatch(response.strip()):
+      self._total, self._rest = str(int(match[1]) + int(match[2] + match[3])), self._rest[1:]
       return Observation(self._total)
     return Observation('?')
 
@@ -126,12 +126,12 @@ class Lake:
 
   def demonstrate(self, rng: np.random.Generator) -> str:
     """Return the move of a player who mostly takes a shortest path and sometimes moves randomly."""
-    reached, moves = distances(self._lines), list(MOVES)
+    distance_of, moves = distances(self._lines), list(MOVES)
     if rng.random() < _STRAYS:
       return str(rng.choice(moves))
     squares = [after(self._square, move, len(self._lines)) for move in moves]
-    ways = [reached.get(square, len(reached)) for square in squares]
-    return str(rng.choice([move for move, way in zip(moves, ways) if way == min(ways)]))
+    lengths = [distance_of.get(square, len(distance_of)) for square in squares]
+    return str(rng.choice([move for move, length in zip(moves, lengths) if length == min(lengths)]))
 
 
 class Attempts:

@@ -2,15 +2,15 @@
 
 pool.py sends the requests; ../workers/server.py describes the protocol:
 
-  {'spec', 'tools'}         the class and any tools to create it with, each written as
-                            'package.module:name'. The reply is {'tools': descriptions}
-  {'key', 'begin', 'said'}  the reply answers the last turn of `said`: an Observation's fields, or
-                            {'messages': the prompt} if there are no turns. `begin` contains the
-                            fields of a `Beginning`, and all turns are played. If the worker is
-                            already running the episode, `begin` is None and `said` contains only
-                            the new turn; an empty `said` then drops the episode
-  {'begin', 'turns'}        the reply is {'episode': [[text, observation], …]}, at most `turns`
-                            turns played by the environment's own `demonstrate`
+  {'spec', 'tools'}          the class and any tools to create it with, each written as
+                             'package.module:name'. The reply is {'tools': descriptions}
+  {'key', 'begin', 'texts'}  `texts` are turns, and the reply answers the last one: an Observation's
+                             fields, or {'messages': the prompt} if there are no turns. `begin`
+                             contains the fields of a `Beginning`, and all turns are played. If the
+                             worker is already running the episode, `begin` is None and `texts`
+                             contains only the new turn; an empty `texts` then drops the episode
+  {'begin', 'turns'}         the reply is {'episode': [[text, observation], …]}, at most `turns`
+                             turns played by the environment's own `demonstrate`
 
 An episode is dropped if answering a turn raises an exception.
 """
@@ -46,20 +46,20 @@ class Beginning:
 
 def _load(setup: Mapping[str, Any], say: Say) -> tuple[Reply, Callable[[dict[str, Any]], Reply]]:
   """Import the class and its tools; see server.Load."""
-  sources, described = list[Callable[..., Any]](), list[dict[str, Any]]()
+  sources, descriptions = list[Callable[..., Any]](), list[dict[str, Any]]()
   for spec in setup['tools']:
     with user_code.refusing('environment.tools', spec):
       say('environment.tools', spec, 'importing it')
       sources.append(user_code.load(spec))
-      described += map(tools.describe, tools.Tools(sources[-1:]).functions.values())
+      descriptions += map(tools.describe, tools.Tools(sources[-1:]).functions.values())
   with user_code.refusing('environment.name', setup['spec']):
     say('environment.name', setup['spec'], 'importing it')
     make = user_code.load(setup['spec'], 'Class')
     make = functools.partial(make, sources) if sources else make
-    made = make()
+    environment = make()
     for method in ('reset', 'step'):
-      if not callable(getattr(made, method, None)):
-        raise TypeError(f'{type(made).__name__} has no method {method}')
+      if not callable(getattr(environment, method, None)):
+        raise TypeError(f'{type(environment).__name__} has no method {method}')
   episodes: dict[str, Environment] = {}
 
   def answer(request: dict[str, Any]) -> Reply:
@@ -72,7 +72,7 @@ def _load(setup: Mapping[str, Any], say: Say) -> tuple[Reply, Callable[[dict[str
       episodes.pop(request['key'], None)
       raise
 
-  return {'tools': described}, answer
+  return {'tools': descriptions}, answer
 
 
 def _answer(
@@ -80,21 +80,21 @@ def _answer(
   episodes: dict[str, Environment],
   key: str,
   begin: Mapping[str, Any] | None,
-  said: Sequence[str],
+  texts: Sequence[str],
 ) -> Reply:
   if begin is not None:
     environment = make()
     prompt = _reset(environment, Beginning(**begin))
-    if not said:
+    if not texts:
       return {'messages': prompt}
     episodes[key] = environment
-  elif not said:
+  elif not texts:
     episodes.pop(key, None)
     return {}
   environment = episodes[key]
-  for text in said[:-1]:
+  for text in texts[:-1]:
     environment.step(text)
-  observation = checked(environment.step(said[-1]))
+  observation = checked(environment.step(texts[-1]))
   if observation.done:
     del episodes[key]
   return observation._asdict()

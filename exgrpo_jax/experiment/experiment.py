@@ -209,7 +209,7 @@ def load_questions(experiment: Experiment, spec: str) -> QuestionSet:
   data = questions.load_set(parsed.data, spec, tokenizer, parsed.prompt, max_prompt)
   if parsed.environment.name:
     environments, overlong = pool.of(parsed.environment), parsed.data.on_overlong
-    data = pool.begun(data, environments, tokenizer, parsed.prompt, max_prompt, overlong)
+    data = pool.with_prompts(data, environments, tokenizer, parsed.prompt, max_prompt, overlong)
     hosts.check_same(spec, "the environment's prompts", lambda: b''.join(map(bytes, data.prompts)))
   check_embedded(experiment, data.prompts, f'{spec}: a prompt')
   return data

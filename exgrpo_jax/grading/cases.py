@@ -19,33 +19,33 @@ def explain(
   answer: str,
   config: verifier.VerifierConfig = verifier.ANYTHING,
   kind: str = 'math',
-  chosen: str = 'built_in',
+  spec: str = 'built_in',
 ) -> str:
   """Explain a verdict: the extracted answer, how both answers were read, and the outcome.
 
-  `chosen` is a value for config.grading.verifier. Readings are shown only for 'built_in'. For the
+  `spec` is a value for config.grading.verifier. Readings are shown only for 'built_in'. For the
   other arguments and the errors, see `verifier.judge`.
   """
   truth = verifier.Truth(answer, kind)
-  outcome, given = _judge(verifier.load(chosen), chosen, response, truth, config)
-  lines = [f'extracted  {"nothing" if given is None else _shorten(given)}']
-  if chosen == 'built_in':
-    lines += [] if given is None else [f'response   {_describe(given, kind)}']
+  outcome, text = _judge(verifier.load(spec), spec, response, truth, config)
+  lines = [f'extracted  {"nothing" if text is None else _shorten(text)}']
+  if spec == 'built_in':
+    lines += [] if text is None else [f'response   {_describe(text, kind)}']
     answers = accepted_answers(answer)
-    lines.append(f'answer     {", or ".join(_describe(one, kind) for one in answers)}')
+    lines.append(f'answer     {", or ".join(_describe(option, kind) for option in answers)}')
   return '\n'.join([*lines, f'verdict    {outcome}'])
 
 
 def _judge(
-  judges: verifier.Verifier,
-  chosen: str,
+  instance: verifier.Verifier,
+  spec: str,
   response: str,
   truth: verifier.Truth,
   config: verifier.VerifierConfig,
 ) -> verifier.Judgement:
   """Judge a response; raises InputError if the verifier fails or returns an invalid result."""
-  with user_code.refusing('grading.verifier', chosen):
-    return worker.checked(verifier.judge_with(judges, response, truth, config))
+  with user_code.refusing('grading.verifier', spec):
+    return worker.checked(verifier.judge_with(instance, response, truth, config))
 
 
 def _describe(text: str, kind: str) -> str:
@@ -65,36 +65,36 @@ class _Case(NamedTuple):
   expected: bool  # True if the response should be judged correct
 
 
-def score(path: str, config: verifier.VerifierConfig, kind: str, chosen: str = 'built_in') -> str:
+def score(path: str, config: verifier.VerifierConfig, kind: str, spec: str = 'built_in') -> str:
   """Judge the cases in a JSON Lines file. commands/verify.py documents the format.
 
-  `kind` applies to cases without a kind, and `chosen` is a value for config.grading.verifier.
+  `kind` applies to cases without a kind, and `spec` is a value for config.grading.verifier.
   Returns one line per unexpected verdict, followed by the totals. Raises InputError, naming the
   file and the line, if the file or a case is invalid.
   """
-  lines, judges = [], verifier.load(chosen)
+  lines, instance = [], verifier.load(spec)
   counts: dict[str, int] = dict.fromkeys(verifier.OUTCOMES, 0)
   try:
     text = pathlib.Path(path).read_text(encoding='utf-8-sig')
   except (OSError, UnicodeDecodeError) as error:
     raise InputError(f'--file={path}: the file cannot be read ({error}).') from None
-  numbered = [(number, line) for number, line in enumerate(text.split('\n'), 1) if line.strip()]
-  cases = [_parse(f'{path}:{number}', line, kind) for number, line in numbered]
+  rows = [(number, line) for number, line in enumerate(text.split('\n'), 1) if line.strip()]
+  cases = [_parse(f'{path}:{number}', line, kind) for number, line in rows]
   if not cases:
     raise InputError(f'--file={path}: the file contains no cases. Write one JSON object per line.')
   for case in cases:
     try:
-      outcome, given = _judge(judges, chosen, case.response, case.truth, config)
+      outcome, answer = _judge(instance, spec, case.response, case.truth, config)
     except InputError as error:
       raise InputError(f'{case.place}: {error}') from error
     counts[outcome] += 1
     if case.expected != (outcome == 'correct'):
       expected = 'correct' if case.expected else 'wrong'
-      compared = f'{_shorten(given or "nothing")!r} for {_shorten(case.truth.answer)!r}'
-      lines.append(f'{case.place}: {outcome}, expected {expected}: {compared}')
+      comparison = f'{_shorten(answer or "nothing")!r} for {_shorten(case.truth.answer)!r}'
+      lines.append(f'{case.place}: {outcome}, expected {expected}: {comparison}')
   totals = ', '.join(f'{count} {outcome}' for outcome, count in counts.items())
-  as_expected = len(cases) - len(lines)
-  return '\n'.join([*lines, f'{counted(len(cases), "case")}: {totals}; {as_expected} as expected'])
+  num_expected = len(cases) - len(lines)
+  return '\n'.join([*lines, f'{counted(len(cases), "case")}: {totals}; {num_expected} as expected'])
 
 
 def _parse(place: str, line: str, kind: str) -> _Case:
@@ -109,8 +109,8 @@ def _parse(place: str, line: str, kind: str) -> _Case:
     """Return the first field present, or `default`. Raises InputError if there is neither."""
     name = next((name for name in names if name in row), None)
     if name is None and default is None:
-      has = ', '.join(map(repr, row)) or 'nothing'
-      raise InputError(f'{place}: no field {" or ".join(map(repr, names))} (has: {has}).')
+      fields = ', '.join(map(repr, row)) or 'nothing'
+      raise InputError(f'{place}: no field {" or ".join(map(repr, names))} (has: {fields}).')
     if name and not isinstance(row[name], kind):
       raise InputError(f'{place}: {name}={row[name]!r} must be of type {kind.__name__}.')
     return row[name] if name else default

@@ -53,14 +53,14 @@ def _rewards(
   worker: Worker, config: GradingConfig, facts: Sequence[Mapping[str, Any]]
 ) -> list[dict[str, float]] | Failure:
   """Return each response's batched rewards by name."""
-  found: list[dict[str, float]] = [{} for _ in facts]
+  all_components: list[dict[str, float]] = [{} for _ in facts]
   for index, spec in enumerate(config.batched if facts else ()):
-    scored = _call(worker, config, index, facts)
-    if isinstance(scored, Failure):
-      return scored
-    for components, reward in zip(found, scored, strict=True):
+    values = _call(worker, config, index, facts)
+    if isinstance(values, Failure):
+      return values
+    for components, reward in zip(all_components, values, strict=True):
       components[reward_functions.name_of(spec)] = reward
-  return found
+  return all_components
 
 
 def _call(
@@ -74,7 +74,10 @@ def _call(
   for _ in range(_TRIES):
     try:
       reply = worker.call(
-        lambda: ([index, [programs.asked(worker, known) for known in facts]], config.batch_timeout),
+        lambda: (
+          [index, [programs.requested_facts(worker, row) for row in facts]],
+          config.batch_timeout,
+        ),
         deaths=1,
       )
     except (InputError, RuntimeError) as error:
@@ -87,10 +90,10 @@ def _call(
   return failure
 
 
-def _completed(verdict: Verdict, rewards: Mapping[str, float] | Failure) -> Verdict:
-  if isinstance(rewards, Failure):
-    return verdict._replace(outcome=rewards.outcome, reason=rewards.reason, components=None)
-  return verdict._replace(components={**(verdict.components or {}), **rewards})
+def _add_rewards(verdict: Verdict, result: Mapping[str, float] | Failure) -> Verdict:
+  if isinstance(result, Failure):
+    return verdict._replace(outcome=result.outcome, reason=result.reason, components=None)
+  return verdict._replace(components={**(verdict.components or {}), **result})
 
 
 # ---- Grading ----
@@ -103,11 +106,11 @@ class Grader:
   worker retries that response.
   """
 
-  def __init__(self, config: GradingConfig, required: verifier.VerifierConfig) -> None:
+  def __init__(self, config: GradingConfig, requirements: verifier.VerifierConfig) -> None:
     count = config.workers or min(machine.count_cores(), MAX_AUTO_WORKERS)
     self._config = config
-    self._pool = Pool(programs.program(config, required), count)
-    scorer = programs.program(config, required, is_batched=True)
+    self._pool = Pool(programs.program(config, requirements), count)
+    scorer = programs.program(config, requirements, is_batched=True)
     self._scorer = Pool(scorer) if config.batched else None  # for the batched rewards
     self._keys: dict[Hashable, None] = {}  # the keys that `collect` will return
     self._round = self._new_round()
@@ -137,8 +140,8 @@ class Grader:
   def collect(self) -> dict[Hashable, Verdict]:
     """Wait for all submissions since the last call; return their verdicts by key, in order."""
     keys, self._keys = self._keys, {}
-    submitted, self._round = self._round, self._new_round()
-    return dict(zip(keys, submitted.verdicts(), strict=True))
+    last_round, self._round = self._round, self._new_round()
+    return dict(zip(keys, last_round.verdicts(), strict=True))
 
   def grade(
     self,
@@ -155,10 +158,10 @@ class Grader:
     """
     kinds = ['math'] * len(answers) if kinds is None else kinds
     facts = [dict] * len(answers) if facts is None else facts
-    graded = self._new_round()
-    for text, answer, kind, known in zip(responses, answers, kinds, facts, strict=True):
-      graded.add(Submission(lambda text=text: text, answer, kind, facts=known))
-    return graded.verdicts()
+    new_round = self._new_round()
+    for text, answer, kind, get_facts in zip(responses, answers, kinds, facts, strict=True):
+      new_round.add(Submission(lambda text=text: text, answer, kind, facts=get_facts))
+    return new_round.verdicts()
 
   def _new_round(self) -> '_Round':
     def start(submission: Submission) -> concurrent.futures.Future[BatchItem]:
@@ -178,8 +181,8 @@ class Grader:
             f'reasoning_gym: importing this package in a worker took longer than {START_TIMEOUT:g} '
             's. The disk may be slow. Run the same command again.'
           ) from error
-      known = programs.asked(worker, facts)
-      return [text, submission.answer, submission.kind, known], self._config.time_limit
+      request_facts = programs.requested_facts(worker, facts)
+      return [text, submission.answer, submission.kind, request_facts], self._config.time_limit
 
     reply = worker.call(request)
     if isinstance(reply, Failure):
@@ -191,8 +194,8 @@ class Grader:
       has_code_block=rewards.has_code_block(text),
       valid_steps=submission.check_steps(text) if submission.check_steps else None,
     )
-    own = {'response': text, 'answer': submission.answer, 'outcome': verdict.outcome}
-    return BatchItem(verdict, {**facts, **own} if self._scorer else {})
+    basic_facts = {'response': text, 'answer': submission.answer, 'outcome': verdict.outcome}
+    return BatchItem(verdict, {**facts, **basic_facts} if self._scorer else {})
 
 
 class _Round:
@@ -206,7 +209,7 @@ class _Round:
   ) -> None:
     self._config, self._start, self._scorer = config, start, scorer
     self._count = 0  # all responses, including other hosts' shares
-    self._own: list[concurrent.futures.Future[BatchItem]] = []
+    self._futures: list[concurrent.futures.Future[BatchItem]] = []
     self._batches: list[concurrent.futures.Future[list[Verdict]]] = []
     # Set once the scorer's process has hung or died twice, because later batches would fail too.
     self._failure: Failure | None = None
@@ -214,55 +217,55 @@ class _Round:
   def add(self, submission: Submission) -> None:
     """Start judging a response if it belongs to this host's share."""
     if hosts.is_own_share(self._count):
-      self._own.append(self._start(submission))
-      if len(self._own) % self._config.batch_size == 0:
+      self._futures.append(self._start(submission))
+      if len(self._futures) % self._config.batch_size == 0:
         self._send()
     self._count += 1
 
   def _send(self) -> None:
     """Send the responses that are not in a batch yet, if there are batched rewards."""
-    batch = self._own[len(self._batches) * self._config.batch_size :]
+    batch = self._futures[len(self._batches) * self._config.batch_size :]
     if batch and self._scorer:
       self._batches.append(self._scorer.submit(lambda worker: self._score(worker, batch)))
 
   def _score(
     self, worker: Worker, batch: Sequence[concurrent.futures.Future[BatchItem]]
   ) -> list[Verdict]:
-    judged = [future.result() for future in batch]
-    graded = [one.facts for one in judged if one.verdict.components is not None]
-    scored = self._failure or _rewards(worker, self._config, graded)
-    if isinstance(scored, Failure):
-      self._failure = scored if scored.is_lost else None
-      scored = [scored] * len(graded)
-    rewards = iter(scored)
+    items = [future.result() for future in batch]
+    rows = [item.facts for item in items if item.verdict.components is not None]
+    results = self._failure or _rewards(worker, self._config, rows)
+    if isinstance(results, Failure):
+      self._failure = results if results.is_lost else None
+      results = [results] * len(rows)
+    remaining = iter(results)
     return [
-      verdict if verdict.components is None else _completed(verdict, next(rewards))
-      for verdict, _ in judged
+      verdict if verdict.components is None else _add_rewards(verdict, next(remaining))
+      for verdict, _ in items
     ]
 
   def progress(self) -> str:
-    done = sum(future.done() for future in self._own)
-    return f'{done} of {len(self._own)} graded' if self._own else ''
+    done = sum(future.done() for future in self._futures)
+    return f'{done} of {len(self._futures)} graded' if self._futures else ''
 
   def verdicts(self) -> list[Verdict]:
     """Wait for this host's verdicts; return all hosts' verdicts in submission order."""
     with activity.doing(self.progress):
       if self._scorer:
         self._send()
-        found = [verdict for batch in self._batches for verdict in batch.result()]
+        verdicts = [verdict for batch in self._batches for verdict in batch.result()]
       else:
-        found = [future.result().verdict for future in self._own]
+        verdicts = [future.result().verdict for future in self._futures]
     weight_of = self._config.weight_of
-    for index, verdict in enumerate(found):
+    for index, verdict in enumerate(verdicts):
       if verdict.components is not None:  # otherwise, grading failed and the reward stays 0
         components = {name: verdict.components[name] for name in weight_of}
         reward = sum(weight * components[name] for name, weight in weight_of.items())
-        found[index] = verdict._replace(reward=reward, components=components)
-    return [Verdict._make(fields) for fields in hosts.merge_shares(found)]
+        verdicts[index] = verdict._replace(reward=reward, components=components)
+    return [Verdict._make(fields) for fields in hosts.merge_shares(verdicts)]
 
 
 def check(
-  config: GradingConfig, required: verifier.VerifierConfig, row: Mapping[str, Any] | None = None
+  config: GradingConfig, requirements: verifier.VerifierConfig, row: Mapping[str, Any] | None = None
 ) -> None:
   """Start each kind of worker once; raise InputError if the verifier or a reward is unusable.
 
@@ -273,14 +276,14 @@ def check(
   `stages.question_facts`), only rewards that read one are tried.
   """
   for is_batched in (False, True) if config.batched else (False,):
-    program = programs.program(config, required, row, is_batched)
+    program = programs.program(config, requirements, row, is_batched)
     with contextlib.closing(Worker(dataclasses.replace(program, starts=1))) as worker:
       worker.start()
       if is_batched:
         continue
       trial = reward_functions.TRIALS[0]
-      known = programs.asked(worker, {**(row or {}), **trial})
-      request = [trial['response'], trial['answer'], 'math', known], config.time_limit
+      request_facts = programs.requested_facts(worker, {**(row or {}), **trial})
+      request = [trial['response'], trial['answer'], 'math', request_facts], config.time_limit
       replies = (worker.call(lambda request=request: request) for _ in range(3))
       if all(isinstance(reply, Failure) and reply.outcome == 'timed out' for reply in replies):
         raise InputError(

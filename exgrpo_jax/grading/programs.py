@@ -17,7 +17,7 @@ COMMAND = pool.command('exgrpo_jax.grading.worker')
 
 def program(
   config: GradingConfig,
-  required: verifier.VerifierConfig,
+  requirements: verifier.VerifierConfig,
   row: Mapping[str, Any] | None = None,
   is_batched: bool = False,
 ) -> Program:
@@ -26,12 +26,12 @@ def program(
   If a data `row` is given, the program tries only the rewards that read one; otherwise, only the
   others.
   """
-  known = {'config': dataclasses.asdict(config), 'required': dataclasses.asdict(required)}
-  setup = {**known, 'row': row, 'is_batched': is_batched}
+  configs = {'config': dataclasses.asdict(config), 'requirements': dataclasses.asdict(requirements)}
+  setup = {**configs, 'row': row, 'is_batched': is_batched}
   make = functools.partial(Program, COMMAND, setup, 'a grading process')
   if not is_batched:
     return make(
-      late=f'no verdict after {config.time_limit:g} s (config.grading.time_limit)',
+      late_reason=f'no verdict after {config.time_limit:g} s (config.grading.time_limit)',
       memory_limit=config.memory_limit,
       starts=3,
       standby_delay=0.1,  # a response that takes longer may be hanging
@@ -39,13 +39,13 @@ def program(
   # This process may load a model, so it has no memory limit, no standby process and more time to
   # start.
   return make(
-    late=f'no rewards after {config.batch_timeout:g} s (config.grading.batch_timeout)',
+    late_reason=f'no rewards after {config.batch_timeout:g} s (config.grading.batch_timeout)',
     timeout=START_TIMEOUT + config.batch_timeout,
     timeout_note=' (config.grading.batch_timeout included)',
   )
 
 
-def asked(worker: Worker, facts: Mapping[str, Any]) -> dict[str, Any]:
+def requested_facts(worker: Worker, facts: Mapping[str, Any]) -> dict[str, Any]:
   """Return the facts requested in a worker's greeting, converted to JSON types."""
   return {
     name: value.tolist() if isinstance(value, np.ndarray) else value

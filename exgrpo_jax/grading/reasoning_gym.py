@@ -50,10 +50,10 @@ def judge(response: str, columns: Mapping[str, Any]) -> tuple[str, str | None]:
       'which score_answer needs. Use a data spec such as reasoning_gym:chain_sum:train, which '
       'provides the kind and the column.'
     )
-  given = extract(response, entry)
-  if given is None:
+  answer = extract(response, entry)
+  if answer is None:
     return 'no answer', None
-  return 'correct' if score(given, entry) >= 1 else 'wrong', given
+  return 'correct' if score(answer, entry) >= 1 else 'wrong', answer
 
 
 def extract(response: str, entry: Mapping[str, Any]) -> str | None:
@@ -63,16 +63,16 @@ def extract(response: str, entry: Mapping[str, Any]) -> str | None:
   return extraction.extract_text(response)
 
 
-def score(given: str, entry: Mapping[str, Any]) -> float:
+def score(answer: str, entry: Mapping[str, Any]) -> float:
   """Return the best score over an answer's spellings: 1 if correct, else partial credit.
 
   Raises InputError if the task is unknown or would execute a model's text as code.
   """
-  task = _kept(entry['task'], json.dumps(entry['config']))
+  task = _cached_dataset(entry['task'], json.dumps(entry['config']))
   best = 0.0
-  for spelling in _spellings(given, entry['answer'] or ''):
+  for spelling in _spellings(answer, entry['answer'] or ''):
     try:
-      best = max(best, float(task.score_answer(spelling, _restored(entry))))
+      best = max(best, float(task.score_answer(spelling, _restore_tuples(entry))))
     except MemoryError:
       raise
     except Exception:  # many tasks raise on an answer in the wrong format
@@ -95,30 +95,30 @@ def dataset(name: str, config: Mapping[str, Any]) -> Any:
     raise InputError(f"the installed reasoning_gym has no task '{name}'. Choose a different task.")
   generator, settings = tasks[name]
   # Text from a model is never evaluated. A test looks for evaluations that this pattern misses.
-  if found := _EVALUATES.search(inspect.getsource(generator.score_answer)):
+  if match := _EVALUATES.search(inspect.getsource(generator.score_answer)):
     raise InputError(
       'this task is rejected because its score_answer runs model output through '
-      f'{found[0]}). Choose a different task.'
+      f'{match[0]}). Choose a different task.'
     )
   return generator(settings(**{'seed': 0, **config}))
 
 
 @functools.cache
-def _kept(name: str, config: str) -> Any:
+def _cached_dataset(name: str, config: str) -> Any:
   return dataset(name, json.loads(config))
 
 
-def _spellings(given: str, true: str) -> list[str]:
+def _spellings(answer: str, truth: str) -> list[str]:
   """Return the spellings to try for an answer, as described in the module docstring."""
-  bare = _WRAPPER.sub(r'\1', equality.strip_delimiters(given)).strip()
-  if quoted := _QUOTED.fullmatch(bare):
-    bare = quoted[2].strip()
-  is_number = _NUMBER.fullmatch(true) and _NAMED_NUMBER.fullmatch(normalize_spelling(bare))
-  same_number = [true] if is_number and equality.equal(bare, true, 'math') else []
-  return list(dict.fromkeys((given, bare, *same_number)))
+  text = _WRAPPER.sub(r'\1', equality.strip_delimiters(answer)).strip()
+  if match := _QUOTED.fullmatch(text):
+    text = match[2].strip()
+  is_number = _NUMBER.fullmatch(truth) and _NAMED_NUMBER.fullmatch(normalize_spelling(text))
+  same_number = [truth] if is_number and equality.equal(text, truth, 'math') else []
+  return list(dict.fromkeys((answer, text, *same_number)))
 
 
-def _restored(entry: Mapping[str, Any]) -> dict[str, Any]:
+def _restore_tuples(entry: Mapping[str, Any]) -> dict[str, Any]:
   """Restore tuples that JSON turned into lists, because score_answer needs tuples in two tasks."""
   if entry['task'] not in ('arc_agi', 'rearc'):
     return dict(entry)

@@ -27,8 +27,8 @@ PARAMETERS = (
   'overlong_buffer',  # config.grading.overlong_buffer
 )
 
-OF_ROW = ('question', 'messages')  # the PARAMETERS that come from the row, like columns
-_WRITTEN = {'tokens': [0, 1, 2], 'length': 3, 'truncated': False, 'max_response': 1024}
+ROW_PARAMETERS = ('question', 'messages')  # the PARAMETERS that come from the row, like columns
+_FACTS = {'tokens': [0, 1, 2], 'length': 3, 'truncated': False, 'max_response': 1024}
 # Largest absolute reward. The squares of weighted sums must fit in float32, so that their standard
 # deviations can be computed.
 LARGEST = 1e10
@@ -36,9 +36,9 @@ LARGEST = 1e10
 _FOREIGN = {'completions': 'TRL', 'completion_ids': 'TRL', 'solution_str': 'verl'}
 # A correct, a wrong and an empty response for trying out rewards and verifiers.
 TRIALS = (
-  {'response': r'So it is \boxed{1}.', 'answer': '1', 'outcome': 'correct', **_WRITTEN},
-  {'response': r'So it is \boxed{2}.', 'answer': '1', 'outcome': 'wrong', **_WRITTEN},
-  {'response': '', 'answer': '1', 'outcome': 'no answer', **_WRITTEN, 'tokens': [0], 'length': 1},
+  {'response': r'So it is \boxed{1}.', 'answer': '1', 'outcome': 'correct', **_FACTS},
+  {'response': r'So it is \boxed{2}.', 'answer': '1', 'outcome': 'wrong', **_FACTS},
+  {'response': '', 'answer': '1', 'outcome': 'no answer', **_FACTS, 'tokens': [0], 'length': 1},
 )
 
 
@@ -59,20 +59,21 @@ class RewardFunction:
   @property
   def reads_row(self) -> bool:
     """Return True if the function can only be tried on a row of the data."""
-    return bool(self.columns) or not set(OF_ROW).isdisjoint((*self.required, *self.optional))
+    names = (*self.required, *self.optional)
+    return bool(self.columns) or not set(ROW_PARAMETERS).isdisjoint(names)
 
   def arguments(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
     """Return each parameter's values for all rows, with None where a row lacks the column.
 
     A parameter with a default is left out if no row has a value for it.
     """
-    known = [name for name in self.optional if any(name in row for row in rows)]
-    return {name: [row.get(name) for row in rows] for name in (*self.required, *known)}
+    optional = [name for name in self.optional if any(name in row for row in rows)]
+    return {name: [row.get(name) for row in rows] for name in (*self.required, *optional)}
 
   def of_one(self, row: Mapping[str, Any]) -> float:
     """Compute one response's reward; raises ValueError or the function's own error."""
     arguments = {name: values[0] for name, values in self.arguments([row]).items()}
-    return _checked(user_code.awaited(self.function(**arguments)))
+    return _as_number(user_code.awaited(self.function(**arguments)))
 
   def of_batch(self, rows: Sequence[Mapping[str, Any]]) -> list[float]:
     """Compute the rewards of a batch, passing lists to the function; raises as `of_one` does."""
@@ -81,7 +82,7 @@ class RewardFunction:
       raise ValueError(
         f'it returned {counted(len(values), "number")} for {counted(len(rows), "response")}'
       )
-    return [_checked(value) for value in values]
+    return [_as_number(value) for value in values]
 
 
 def name_of(spec: str) -> str:
@@ -112,7 +113,7 @@ def load(spec: str) -> RewardFunction:
   return RewardFunction(spec, function, tuple(required), tuple(optional))
 
 
-def _checked(value: Any) -> float:
+def _as_number(value: Any) -> float:
   """Return a reward as a Python float; raises ValueError if it is too large or not a number."""
   # numbers.Real does not include NumPy's bool.
   if not isinstance(value, numbers.Real) and type(value).__name__ != 'bool':

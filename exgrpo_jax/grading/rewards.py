@@ -80,8 +80,8 @@ def score_answer(response: str, outcome: str, entry: Mapping[str, Any]) -> float
 
   `entry` is a column of the question's row.
   """
-  given = None if outcome == 'no answer' else reasoning_gym.extract(response, entry)
-  return 0.0 if given is None else reasoning_gym.score(given, entry)
+  answer = None if outcome == 'no answer' else reasoning_gym.extract(response, entry)
+  return 0.0 if answer is None else reasoning_gym.score(answer, entry)
 
 
 BUILT_IN = {

@@ -84,8 +84,8 @@ def check_rewards(config: GradingConfig, max_response: int) -> None:
   `max_response` is the maximum length of a response, in tokens; overlong_buffer must not exceed it.
   """
   if ':' not in config.verifier:
-    known = (*verifier.NAMES, 'package.module:Class')
-    check_known(config.verifier, known, 'config.grading.verifier')
+    choices = (*verifier.NAMES, 'package.module:Class')
+    check_known(config.verifier, choices, 'config.grading.verifier')
   names = [reward_functions.name_of(spec) for spec in config.rewards]
   if not names:
     raise InputError(

@@ -53,7 +53,7 @@ class Question(Protocol):
 
   @property
   def columns(self) -> Mapping[str, Any]:
-    """Return the row's columns; a worker only gets the columns it asks for (programs.asked)."""
+    """Return the row's columns; a worker only gets those that programs.requested_facts selects."""
     ...
 
 
@@ -69,7 +69,7 @@ class Judgement(NamedTuple):
   """A verifier's result for one response."""
 
   outcome: str  # one of OUTCOMES
-  given: str | None  # the response's answer as written; stored in records
+  answer: str | None  # the response's answer as written; stored in records
 
 
 class Verifier(Protocol):
@@ -91,8 +91,8 @@ class BuiltIn:
     """Extract the answer and compare it with the truth; reasoning_gym judges its own tasks."""
     if question.kind == reasoning_gym.KIND:
       return Judgement(*reasoning_gym.judge(response, question.columns))
-    given = extraction.extract(response)
-    return Judgement(compare(given, question.answer, question.kind), given)
+    answer = extraction.extract(response)
+    return Judgement(compare(answer, question.answer, question.kind), answer)
 
 
 class MathVerify:
@@ -116,26 +116,28 @@ class MathVerify:
     if question.kind != 'math':
       return BuiltIn().judge(response, question)
     parse, verify = self._package.parse, self._package.verify
-    given = parse(response, parsing_timeout=0)
-    if not given:
+    expressions = parse(response, parsing_timeout=0)
+    if not expressions:
       return Judgement('no answer', None)
     truths = extraction.accepted_answers(question.answer)
     is_right = any(
       verify(
-        parse(f'${equality.strip_delimiters(truth)}$', parsing_timeout=0), given, timeout_seconds=0
+        parse(f'${equality.strip_delimiters(truth)}$', parsing_timeout=0),
+        expressions,
+        timeout_seconds=0,
       )
       for truth in truths
     )
     # Report the parsed text, because a sympy expression may be slow to print.
-    text = next((part for part in given if isinstance(part, str)), None)
+    text = next((part for part in expressions if isinstance(part, str)), None)
     return Judgement('correct' if is_right else 'wrong', text)
 
 
 def load(spec: str) -> Verifier:
   """Load one of NAMES or 'package.module:Class'; raises InputError if that fails."""
-  known = dict(zip(NAMES, (BuiltIn, MathVerify), strict=True))
+  classes = dict(zip(NAMES, (BuiltIn, MathVerify), strict=True))
   with user_code.refusing('grading.verifier', spec):
-    return known[spec]() if spec in known else user_code.load(spec, 'Class')()
+    return classes[spec]() if spec in classes else user_code.load(spec, 'Class')()
 
 
 def judge_with(
@@ -152,10 +154,10 @@ def judge(response: str, answer: str, config: VerifierConfig = ANYTHING, kind: s
   Raises InputError if `kind` is not one of KINDS or an argument has the wrong type, but never
   because of the text.
   """
-  needed = "a string. Decode a Response's tokens with policy.experiment.tokenizer.decode"
-  check_argument('response', response, str, needed)
-  needed = """a string. Write a number as '5', and several accepted answers as '["4", "four"]'"""
-  check_argument('answer', answer, str, needed)
+  form = "a string. Decode a Response's tokens with policy.experiment.tokenizer.decode"
+  check_argument('response', response, str, form)
+  form = """a string. Write a number as '5', and several accepted answers as '["4", "four"]'"""
+  check_argument('answer', answer, str, form)
   check_argument('config', config, VerifierConfig, "a VerifierConfig, such as the run's `verifier`")
   return judge_with(BuiltIn(), response, Truth(answer, kind), config).outcome
 
@@ -167,12 +169,12 @@ def is_correct(
   return judge(response, answer, config, kind) == 'correct'
 
 
-def compare(given: str | None, answer: str, kind: str = 'math') -> str:
+def compare(answer: str | None, truth: str, kind: str = 'math') -> str:
   """Compare an extracted answer with the ground truth; results and errors are as in `judge`."""
   if kind not in KINDS:
     raise InputError(
       f'kind={kind!r} must be one of {", ".join(KINDS)}. The kind decides how answers are compared.'
     )
-  if given is None:
+  if answer is None:
     return 'no answer'
-  return 'correct' if equality.equal(given, answer, kind) else 'wrong'
+  return 'correct' if equality.equal(answer, truth, kind) else 'wrong'

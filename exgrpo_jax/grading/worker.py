@@ -2,10 +2,10 @@
 
 programs.py builds the setup, and ../workers/server.py delivers these requests:
 
-  {'config', 'required', 'row',     the setup: the fields of both configs; a data row for trying the
+  {'config', 'requirements', 'row', the setup: the fields of both configs; a data row for trying the
    'is_batched'}                    rewards that read rows, or None; True for batched rewards.
                                     The reply is {'asks': names of the values that the verifier and
-                                    the rewards need besides `OWN`}
+                                    the rewards need besides `WORKER_FACTS`}
   [kind]                            the reply is {} once the package that judges this kind has been
                                     imported
   [response, answer, kind, facts]   the reply contains the fields of a Verdict
@@ -28,7 +28,7 @@ from exgrpo_jax.workers.user_code import ERRORS, summarize
 MAX_ANSWER = 1024  # characters of an extracted answer to report
 
 # Facts that the worker already has, so requests omit them from `facts`.
-OWN = ('response', 'answer', 'outcome', 'overlong_buffer')
+WORKER_FACTS = ('response', 'answer', 'outcome', 'overlong_buffer')
 
 _TRYING = 'trying it on three responses'
 
@@ -40,28 +40,29 @@ def main() -> None:
 
 def _load(setup: Mapping[str, Any], say: Say) -> tuple[Reply, Callable[[Sequence[Any]], Reply]]:
   """Import and try the config's verifier and rewards; see server.Load."""
-  config, required = GradingConfig(**setup['config']), verifier.VerifierConfig(**setup['required'])
+  config = GradingConfig(**setup['config'])
+  requirements = verifier.VerifierConfig(**setup['requirements'])
   is_batched = setup['is_batched']
-  one_by_one = [spec for spec in config.rewards if spec not in config.batched]
-  chosen = None if is_batched else _verifier(config.verifier, say)
+  unbatched = [spec for spec in config.rewards if spec not in config.batched]
+  instance = None if is_batched else _verifier(config.verifier, say)
   rewards = [
     _reward(spec, config, is_batched, setup['row'], say)
-    for spec in (config.batched if is_batched else one_by_one)
+    for spec in (config.batched if is_batched else unbatched)
   ]
-  own = {'overlong_buffer': config.overlong_buffer}
+  config_facts = {'overlong_buffer': config.overlong_buffer}
 
   def answer(request: Sequence[Any]) -> Reply:
     if request == [reasoning_gym.KIND]:
       reasoning_gym.load()
       return {}
-    if chosen:
-      return _grade(_Judge(config, required, chosen, rewards), *request)
+    if instance:
+      return _grade(_Judge(config, requirements, instance, rewards), *request)
     index, rows = request
-    return {'rewards': rewards[index].of_batch([{**row, **own} for row in rows])}
+    return {'rewards': rewards[index].of_batch([{**row, **config_facts} for row in rows])}
 
-  asked = {name for reward in rewards for name in (*reward.required, *reward.optional)}
-  asked |= {reasoning_gym.COLUMN} if chosen else set()
-  return {'asks': sorted(asked.difference(() if is_batched else OWN))}, answer
+  names = {name for reward in rewards for name in (*reward.required, *reward.optional)}
+  names |= {reasoning_gym.COLUMN} if instance else set()
+  return {'asks': sorted(names.difference(() if is_batched else WORKER_FACTS))}, answer
 
 
 def bounded(response: str, max_length: int) -> str | None:
@@ -81,39 +82,40 @@ class _Judge(NamedTuple):
   """The settings, verifier and rewards for judging a response."""
 
   config: GradingConfig
-  required: verifier.VerifierConfig
+  requirements: verifier.VerifierConfig
   verifier: Verifier
   rewards: Sequence[RewardFunction]
 
 
-def _grade(judge: _Judge, response: str, answer: str, kind: str, facts: Mapping[str, Any]) -> Reply:
+def _grade(judge: _Judge, response: str, truth: str, kind: str, facts: Mapping[str, Any]) -> Reply:
   place = judge.config.verifier  # the code that is running, for error messages
   try:
     text = bounded(response, judge.config.max_length)
-    outcome, given = 'no answer', None
+    outcome, answer = 'no answer', None
     if text is not None:
-      truth = verifier.Truth(answer, kind, facts)
-      outcome, given = checked(verifier.judge_with(judge.verifier, text, truth, judge.required))
-    own = (response, answer, outcome, judge.config.overlong_buffer)
-    known = {**facts, **dict(zip(OWN, own, strict=True))}
+      question = verifier.Truth(truth, kind, facts)
+      judgement = verifier.judge_with(judge.verifier, text, question, judge.requirements)
+      outcome, answer = checked(judgement)
+    values = (response, truth, outcome, judge.config.overlong_buffer)
+    row = {**facts, **dict(zip(WORKER_FACTS, values, strict=True))}
     components = {}
     for reward in judge.rewards:
       place = reward.spec
-      components[reward_functions.name_of(reward.spec)] = reward.of_one(known)
+      components[reward_functions.name_of(reward.spec)] = reward.of_one(row)
   except ERRORS as error:  # only this response fails
-    return server.failed(error, f'{place}: ')
-  return {'outcome': outcome, 'components': components, 'answer': given and given[:MAX_ANSWER]}
+    return server.failure_reply(error, f'{place}: ')
+  return {'outcome': outcome, 'components': components, 'answer': answer and answer[:MAX_ANSWER]}
 
 
 def _verifier(spec: str, say: Say) -> Verifier:
   """Import the verifier and try it; raises InputError if it cannot be used."""
   with user_code.refusing('grading.verifier', spec):
     say('grading.verifier', spec, 'importing it')
-    chosen = verifier.load(spec)
+    instance = verifier.load(spec)
     say('grading.verifier', spec, _TRYING)
     for trial in reward_functions.TRIALS:
-      checked(chosen.judge(trial['response'], verifier.Truth(trial['answer'])))
-  return chosen
+      checked(instance.judge(trial['response'], verifier.Truth(trial['answer'])))
+  return instance
 
 
 def _reward(
@@ -134,8 +136,8 @@ def _reward(
 
 def checked(judgement: Judgement) -> Judgement:
   """Return a verifier's result; raises ValueError if it is not a valid Judgement."""
-  outcome, given = judgement
-  if outcome not in verifier.OUTCOMES or not (given is None or isinstance(given, str)):
+  outcome, answer = judgement
+  if outcome not in verifier.OUTCOMES or not (answer is None or isinstance(answer, str)):
     raise ValueError(
       f'judge returned {judgement!r}, but must return a pair: an outcome (one of '
       f'{verifier.OUTCOMES}), and a string or None'
@@ -157,9 +159,9 @@ def _try(reward: RewardFunction, row: Mapping[str, Any], is_batched: bool) -> No
     try:
       reward.of_batch(trials) if is_batched else reward.of_one(trials[0])
     except ERRORS as error:
-      tried = tuple(trials[0][name] for name in ('response', 'answer', 'outcome'))
-      shown = f'a batch of {len(trials)} responses' if is_batched else tried
-      raise ValueError(f'it failed when tried on {shown}: {summarize(error)}') from error
+      values = tuple(trials[0][name] for name in ('response', 'answer', 'outcome'))
+      description = f'a batch of {len(trials)} responses' if is_batched else values
+      raise ValueError(f'it failed when tried on {description}: {summarize(error)}') from error
 
 
 if __name__ == '__main__':

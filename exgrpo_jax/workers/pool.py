@@ -21,7 +21,7 @@ from exgrpo_jax.workers.process import WorkerProcess
 
 START_TIMEOUT = 60.0  # seconds for a worker to become ready, which may include importing user code
 MAX_DEATHS = 2  # workers that may die during a request before the request is blamed
-_FIRST = 3  # warn if this many first requests to a worker all time out
+_MAX_FIRST_TIMEOUTS = 3  # warn if this many first requests to a worker all time out
 _SAY_EVERY = 10.0  # seconds between progress lines while a worker starts
 
 _T = TypeVar('_T')
@@ -34,7 +34,7 @@ class Program:
   command: Sequence[str]
   setup: Mapping[str, Any]
   noun: str  # for messages: 'a grading process'
-  late: str  # failure reason for a request that times out: 'no verdict after 5 s (its setting)'
+  late_reason: str  # failure reason of requests that time out: 'no verdict after 5 s (its setting)'
   memory_limit: int = 0  # MiB on top of a ready worker's memory use; 0 means no limit
   starts: int = 1  # attempts to start a worker before giving up
   timeout: float = START_TIMEOUT  # seconds until the worker must be ready
@@ -66,8 +66,8 @@ class Worker:
     self._program = program
     self.greeting: Mapping[str, Any] = {}  # the process's first reply once ready
     self.starts = 0  # processes that became ready
-    self._late = 0.0  # timeouts, or -inf after the first reply
-    self._trying: dict[str, Any] = {}  # the starting process's last 'trying' message
+    self._timeouts = 0.0  # timeouts, or -inf after the first reply
+    self._progress: dict[str, Any] = {}  # the starting process's last 'trying' message
     self._process: WorkerProcess | None = None
     self._standby: WorkerProcess | None = None  # started in advance, because imports are slow
     self._stopped = False
@@ -88,19 +88,19 @@ class Worker:
         reply = self.ask(*request())
       except TimeoutError:
         self.drop()
-        self._late += 1
-        if self._late == _FIRST:
+        self._timeouts += 1
+        if self._timeouts == _MAX_FIRST_TIMEOUTS:
           _warn_once(
-            f'the first {_FIRST} requests to {self._program.noun} all timed out: '
-            f'{self._program.late}. Raise this limit, or use faster code.'
+            f'the first {_MAX_FIRST_TIMEOUTS} requests to {self._program.noun} all timed out: '
+            f'{self._program.late_reason}. Raise this limit, or use faster code.'
           )
-        return Failure('timed out', self._program.late, is_lost=True)
+        return Failure('timed out', self._program.late_reason, is_lost=True)
       except EOFError as error:
         self.drop()
-        died = f'{deaths} workers died during this request, the last'
-        reason = f'{died if deaths > 1 else "its process ended"} {error}'
+        prefix = f'{deaths} workers died during this request, the last'
+        reason = f'{prefix if deaths > 1 else "its process ended"} {error}'
       else:
-        self._late = -math.inf
+        self._timeouts = -math.inf
         if reply.pop('must_be_replaced', False):
           self.drop()
         return Failure('crashed', reply['reason']) if 'reason' in reply else reply
@@ -136,7 +136,7 @@ class Worker:
       self.greeting = reply
       self.starts += 1
       return
-    raise self._explained(failure) from failure
+    raise self._start_error(failure) from failure
 
   def ask(self, request: Any, seconds: float) -> dict[str, Any]:
     """Send a request to the ready process and return its reply.
@@ -175,33 +175,33 @@ class Worker:
 
   def _first_reply(self, process: WorkerProcess) -> dict[str, Any]:
     """Wait for a process's first reply, printing progress in the meantime."""
-    started, self._trying, timeout = time.monotonic(), {}, self._program.timeout
+    start_time, self._progress, timeout = time.monotonic(), {}, self._program.timeout
     while True:
       try:
-        reply = process.receive(min(started + timeout, time.monotonic() + _SAY_EVERY))
+        reply = process.receive(min(start_time + timeout, time.monotonic() + _SAY_EVERY))
       except TimeoutError:
-        waited = time.monotonic() - started
-        if waited >= timeout:
+        seconds = time.monotonic() - start_time
+        if seconds >= timeout:
           raise
-        if self._trying and hosts.is_first():
-          doing = f'{self._trying["trying"]}: still {self._trying["how"]}'
-          print(f'{doing} ({waited:.0f} s of {timeout:g})', flush=True)
+        if self._progress and hosts.is_first():
+          status = f'{self._progress["trying"]}: still {self._progress["how"]}'
+          print(f'{status} ({seconds:.0f} s of {timeout:g})', flush=True)
         continue
       if 'trying' not in reply:
         return reply
-      self._trying = reply
+      self._progress = reply
 
-  def _explained(self, failure: BaseException | None) -> Exception:
+  def _start_error(self, failure: BaseException | None) -> Exception:
     """Return the error that explains why no process became ready."""
     program, is_late = self._program, isinstance(failure, TimeoutError)
-    ended = f'was not ready after {program.timeout:g} s' if is_late else f'ended {failure}'
-    if not self._trying:
+    event = f'was not ready after {program.timeout:g} s' if is_late else f'ended {failure}'
+    if not self._progress:
       return RuntimeError(
-        f'{program.noun} did not start (attempts: {program.starts}): the last process {ended}'
+        f'{program.noun} did not start (attempts: {program.starts}): the last process {event}'
       )
     return InputError(
-      f'{self._trying["trying"]} cannot be used (the process {ended} while '
-      f'{self._trying["how"]}). {program.noun.capitalize()} has {program.timeout:g} s'
+      f'{self._progress["trying"]} cannot be used (the process {event} while '
+      f'{self._progress["how"]}). {program.noun.capitalize()} has {program.timeout:g} s'
       f'{program.timeout_note} to import the code it calls and run it once.'
     )
 
@@ -211,8 +211,8 @@ class Worker:
         raise concurrent.futures.CancelledError
       if self._standby is None:
         limit, setup = self._program.memory_limit, self._program.setup
-        first = {'parent': os.getpid(), 'memory_limit': limit, 'setup': setup}
-        self._standby = WorkerProcess(self._program.command, first, START_TIMEOUT)
+        first_line = {'parent': os.getpid(), 'memory_limit': limit, 'setup': setup}
+        self._standby = WorkerProcess(self._program.command, first_line, START_TIMEOUT)
 
 
 @functools.cache  # several workers have the same warning

@@ -24,7 +24,7 @@ class WorkerProcess:
   deadline passes, and EOFError with the exit status if the process is dead.
   """
 
-  def __init__(self, command: Sequence[str], first: Any, timeout: float) -> None:
+  def __init__(self, command: Sequence[str], first_line: Any, timeout: float) -> None:
     """Start the process and send it the first line within `timeout` seconds."""
     self._socket, child_socket = socket.socketpair()
     self._buffer = b''  # received bytes of an incomplete line
@@ -41,7 +41,7 @@ class WorkerProcess:
         env=os.environ | {'PYTHONPATH': search_path},
       )
     with contextlib.suppress(EOFError):  # `receive` will raise it again
-      self.send(first, time.monotonic() + timeout)
+      self.send(first_line, time.monotonic() + timeout)
 
   def is_idle(self) -> bool:
     """Return True if the process is alive and has no unread output, i.e. is between requests."""

@@ -41,10 +41,10 @@ def serve(load: Load) -> None:
   os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
   if not (line := requests.readline()):
     return  # the parent has ended already
-  first = json.loads(line)
+  first_line = json.loads(line)
   if sys.platform == 'linux':  # end with the parent, even while this process is busy
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-  if os.getppid() != first['parent']:
+  if os.getppid() != first_line['parent']:
     return  # the parent ended before the call above
 
   def send(value: Reply) -> None:
@@ -54,18 +54,18 @@ def serve(load: Load) -> None:
     send({'trying': f'config.{key}: {value!r}', 'how': how})
 
   try:
-    greeting, answer = load(first['setup'], say)
+    greeting, answer = load(first_line['setup'], say)
   except InputError as error:
     send({'refused': str(error)})
     return
-  if first['memory_limit']:
-    _limit_memory(first['memory_limit'])
+  if first_line['memory_limit']:
+    _limit_memory(first_line['memory_limit'])
   send(greeting)
   for line in requests:
     try:
       send(answer(json.loads(line)))
     except ERRORS as error:
-      send(failed(error))
+      send(failure_reply(error))
 
 
 def _line(value: Reply) -> bytes:
@@ -75,7 +75,7 @@ def _line(value: Reply) -> bytes:
   return line
 
 
-def failed(error: BaseException, place: str = '') -> Reply:
+def failure_reply(error: BaseException, place: str = '') -> Reply:
   """Return the reply to a request that raised an error; `place` names the code that failed."""
   return {'reason': place + summarize(error), 'must_be_replaced': isinstance(error, MemoryError)}
 
@@ -87,8 +87,8 @@ def _limit_memory(mebibytes: int) -> None:
     return  # other systems don't enforce the limit, or they count memory that is only reserved
   # Imported libraries already use a large address space, which must not count toward the limit.
   with open('/proc/self/statm') as file:
-    used = int(file.read().split()[0]) * resource.getpagesize()
-  limit = used + mebibytes * 2**20
+    usage = int(file.read().split()[0]) * resource.getpagesize()
+  limit = usage + mebibytes * 2**20
   _, hard_limit = resource.getrlimit(resource.RLIMIT_AS)
   if hard_limit != resource.RLIM_INFINITY:
     limit = min(limit, hard_limit)

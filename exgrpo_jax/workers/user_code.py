@@ -22,7 +22,7 @@ _LIBRARIES = (
   *(sysconfig.get_path(name) + os.sep for name in ('purelib', 'platlib', 'stdlib')),
 )
 # For each setting: the form of a value, an example, and what the code must do.
-_NEEDED = {
+_FORMS = {
   'grading.rewards': (
     "'package.module:function', such as exgrpo_jax.grading.rewards:think_format. The function must "
     'return a number from -1e10 to 1e10 for any response (or a list of numbers if it is in '
@@ -43,14 +43,14 @@ _NEEDED = {
 }
 
 
-def load(spec: str, what: str = 'function') -> Any:
+def load(spec: str, kind: str = 'function') -> Any:
   """Import and return the object 'package.module:name'. Raises whatever the import raises.
 
   First adds the current folder to sys.path if it is missing.
   """
   module, _, name = spec.partition(':')
   if not (module and name) or module.endswith('.py'):
-    raise ValueError(f"it does not have the form 'package.module:{what}', without .py")
+    raise ValueError(f"it does not have the form 'package.module:{kind}', without .py")
   if os.getcwd() not in sys.path:
     sys.path.append(os.getcwd())
   return getattr(importlib.import_module(module), name)
@@ -77,20 +77,21 @@ def refusing(key: str, spec: str) -> Iterator[None]:
   except InputError:
     raise
   except ERRORS as error:
-    needed = 'Correct the function as shown in docs/extending.md'
-    if key in _NEEDED:
+    advice = 'Correct the function as shown in docs/extending.md'
+    if key in _FORMS:
       place = 'the folder where the run is started'
-      needed = f'Set a value of the form {_NEEDED[key]}. The module must be importable from {place}'
+      advice = f'Set a value of the form {_FORMS[key]}. The module must be importable from {place}'
     raise InputError(
-      f'config.{key}: {spec!r} cannot be used ({summarize(error)}). {needed}.'
+      f'config.{key}: {spec!r} cannot be used ({summarize(error)}). {advice}.'
     ) from error
 
 
 def summarize(error: BaseException) -> str:
   """Summarize an error and its location in user code on one line, which may quote the response."""
   frames = traceback.extract_tb(error.__traceback__)
-  own = [frame for frame in frames if not frame.filename.startswith(('<', *_LIBRARIES))]
-  place = f' ({own[-1].filename}:{own[-1].lineno})' if own else ''  # innermost in user code
+  user_frames = [frame for frame in frames if not frame.filename.startswith(('<', *_LIBRARIES))]
+  # The innermost frame in user code.
+  place = f' ({user_frames[-1].filename}:{user_frames[-1].lineno})' if user_frames else ''
   return f'{on_a_line(error)}{place}'
 
 

@@ -139,7 +139,7 @@ def test_an_episode_begins_with_the_prompt_in_the_data(workers):
   (prompt,) = workers.prompts([asked], 'game')
   assert prompt == said('begin and more')
   data = types.SimpleNamespace(read=lambda rows: [asked for _ in rows])
-  (begun,) = pool.Begun(data, [(Message(**prompt[0]),)])
+  (begun,) = pool.PromptedQuestions(data, [(Message(**prompt[0]),)])
   assert not isinstance(play(workers, 'seed', key='more', asked=begun), Failure)
 
 
@@ -170,9 +170,9 @@ def test_a_question_whose_prompt_is_too_long_is_refused_or_dropped(overlong):
   data = QuestionSet('game', Rows(range(3)), [])
   if overlong == 'refuse':
     with pytest.raises(InputError, match='the prompt of row 1 is 3 tokens long'):
-      pool.begun(data, held, tokenizer, None, 2, overlong)
+      pool.with_prompts(data, held, tokenizer, None, 2, overlong)
     return
-  kept = pool.begun(data, held, tokenizer, None, 2, overlong)
+  kept = pool.with_prompts(data, held, tokenizer, None, 2, overlong)
   assert [(one.row, one.messages[0].content) for one in kept.questions] == [(0, 'ab'), (2, 'a')]
   assert [len(ids) for ids in kept.prompts] == [2, 1]
 

@@ -352,7 +352,7 @@ def test_a_verifier_that_fails_is_refused_with_the_line_of_the_case(tmp_path, re
   with pytest.raises(InputError, match=rf'{path}:1: config.grading.verifier: .*Returning'):
     score(path, verifier.ANYTHING, 'math', spec)
   with pytest.raises(InputError, match=r'config.grading.verifier: .*Returning'):
-    explain(response, '5', chosen=spec)
+    explain(response, '5', spec=spec)
 
 
 def test_a_file_may_begin_with_a_byte_order_mark(tmp_path):
@@ -400,7 +400,7 @@ def test_math_verify_judges_math_and_our_verifier_all_else(chosen, response, tru
 
 
 def test_math_verify_returns_the_answer_as_written(chosen):
-  assert chosen.judge(r'So $x = \boxed{\frac{1}{2}}$.', Truth('0.5')).given == r'\frac{1}{2}'
+  assert chosen.judge(r'So $x = \boxed{\frac{1}{2}}$.', Truth('0.5')).answer == r'\frac{1}{2}'
 
 
 @pytest.mark.full

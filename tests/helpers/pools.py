@@ -20,7 +20,7 @@ ECHO = Program(
   pool.command('tests.helpers.echo'),
   {},
   'an echo process',
-  late='no reply after 1 s',
+  late_reason='no reply after 1 s',
   memory_limit=256,
   starts=3,
   standby_delay=0.1,

@@ -52,7 +52,7 @@ _WORDS = re.compile(r"(?i)[a-z][a-z ,.'\-]{2,}")
 def read(text: str) -> Reading:
   """Read an answer; return ('text', …) if it cannot be parsed."""
   is_money = r'\$' in text or text.count('$') == 1  # '$50' has no second dollar sign
-  text = normalize_spelling(_unquoted(text.strip()))
+  text = normalize_spelling(_strip_quotes(text.strip()))
   if reading := _read_numeral(text) or _read_time(text):
     return reading
   words = _TWO_WORDS.match(text)
@@ -71,7 +71,7 @@ def read(text: str) -> Reading:
   return reading
 
 
-def _unquoted(text: str) -> str:
+def _strip_quotes(text: str) -> str:
   for opening, closing in _QUOTES:
     if text.startswith(opening) and text.endswith(closing):
       content = text[len(opening) : -len(closing)]
@@ -209,14 +209,14 @@ def _share_labels(items: Sequence[Reading]) -> Reading:
 def _choose_sign(tree: Any, sign: int) -> Any:
   r"""Replace every '\pm' in a tree with the given sign, and every '\mp' with the opposite sign."""
 
-  def chosen(node: Tree) -> Tree | None:
+  def choose(node: Tree) -> Tree | None:
     if node[0] != 'plusminus':
       return None
     left, right = _choose_sign(node[2], sign), _choose_sign(node[3], sign)
     right = right if node[1] == sign else ('negate', right)
     return right if left is None else ('add', (left, right))
 
-  return rewrite(tree, chosen)
+  return rewrite(tree, choose)
 
 
 # Relations.
@@ -224,11 +224,11 @@ def _choose_sign(tree: Any, sign: int) -> Any:
 
 def _interpret_relation(operators: Sequence[str], sides: Sequence[Any]) -> Reading:
   """Interpret a relation; the first side is None if it is missing, as in '< 5'."""
-  written = sides[-1]
+  last_side = sides[-1]
   sides = tuple(None if side is None else with_forms(plain(side)) for side in sides)
   reading = _interpret_sides(operators, sides)
-  if reading[0] == 'labelled' and written[0] == 'letters' and operators == ('=',):
-    return make_labelled(reading[1], interpret(written), reading[3], reading[4])
+  if reading[0] == 'labelled' and last_side[0] == 'letters' and operators == ('=',):
+    return make_labelled(reading[1], interpret(last_side), reading[3], reading[4])
   return reading
 
 

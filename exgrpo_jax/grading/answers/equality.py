@@ -14,7 +14,14 @@ from collections.abc import Callable, Sequence
 from fractions import Fraction
 from typing import Any
 
-from exgrpo_jax.grading.answers import answer, latex, quantity
+from exgrpo_jax.grading.answers import latex, quantity
+from exgrpo_jax.grading.answers.answer import (
+  MAX_LENGTH,
+  interpret,
+  normalize_text,
+  read,
+  strip_wrappers,
+)
 from exgrpo_jax.grading.answers.extraction import accepted_answers
 from exgrpo_jax.grading.answers.grammar import UnreadableError, is_roman
 from exgrpo_jax.grading.answers.sets import is_interval, same_set
@@ -47,41 +54,41 @@ _REMAINDER = re.compile(r'(?:[^,;]*(?:=|\\equiv))? *([0-9]+) \\pmod\{([0-9]+)\}'
 _MANY_DIGITS = 12  # a decimal with this many digits equals an irrational number that rounds to it
 
 
-def equal(given: str, truth: str, kind: str) -> bool:
+def equal(answer: str, truth: str, kind: str) -> bool:
   """Return True if an answer is equivalent to the ground truth, both given as text.
 
   The truth may also be a worked solution or a sentence that contains the answer, or a JSON list of
   accepted answers. `kind` is 'math', 'choice' or 'text'.
   """
-  return any(_equal(given, accepted, kind) for accepted in accepted_answers(truth))
+  return any(_equal(answer, text, kind) for text in accepted_answers(truth))
 
 
-def _equal(given: str, truth: str, kind: str) -> bool:
-  given, truth = strip_delimiters(given), strip_delimiters(truth)
-  if 'mod' in given and 'mod' not in truth:
-    given = _without_modulus(given)
-  if not truth or not given:
+def _equal(answer: str, truth: str, kind: str) -> bool:
+  answer, truth = strip_delimiters(answer), strip_delimiters(truth)
+  if 'mod' in answer and 'mod' not in truth:
+    answer = _strip_modulus(answer)
+  if not truth or not answer:
     return False
-  if max(len(given), len(truth)) > answer.MAX_LENGTH:
-    return given == truth
-  given_text = answer.normalize_text(normalize_spelling(given))
-  true_text = answer.normalize_text(normalize_spelling(truth))
+  if max(len(answer), len(truth)) > MAX_LENGTH:
+    return answer == truth
+  answer_text = normalize_text(normalize_spelling(answer))
+  true_text = normalize_text(normalize_spelling(truth))
   if not true_text:  # nothing but dollar signs, periods and spaces
     return False
   choice = _CHOICE.fullmatch(true_text)
   if choice and (kind == 'choice' or (kind == 'math' and choice[1].isupper())):
-    return _chosen_letter(given) == choice[1].upper()
+    return _chosen_letter(answer) == choice[1].upper()
   if kind != 'math':
-    return given_text.lower() == true_text.lower()
-  if given_text == true_text:
+    return answer_text.lower() == true_text.lower()
+  if answer_text == true_text:
     return True
-  return _same_decimal(given, truth) or same(answer.read(given), answer.read(truth))
+  return _same_decimal(answer, truth) or same(read(answer), read(truth))
 
 
-def _without_modulus(given: str) -> str:
+def _strip_modulus(answer: str) -> str:
   """Return 42 for '42 (mod 100)', which is a remainder, but keep '42 (mod 7)'."""
-  match = _REMAINDER.fullmatch(normalize_spelling(given))
-  return match[1] if match and int(match[1]) < int(match[2]) else given
+  match = _REMAINDER.fullmatch(normalize_spelling(answer))
+  return match[1] if match and int(match[1]) < int(match[2]) else answer
 
 
 def strip_delimiters(text: str) -> str:
@@ -96,9 +103,9 @@ def strip_delimiters(text: str) -> str:
   return text.rstrip('\\ ')
 
 
-def _chosen_letter(given: str) -> str | None:
+def _chosen_letter(answer: str) -> str | None:
   """Return C for 'C', 'c', '(C)', 'C.' or 'C. 45 degrees'; None if no single letter is chosen."""
-  match = _CHOSEN.fullmatch(answer.strip_wrappers(normalize_spelling(given)).strip('*{} '))
+  match = _CHOSEN.fullmatch(strip_wrappers(normalize_spelling(answer)).strip('*{} '))
   if not match:
     return None
   letter, description, remark = match.groups()  # 'C. water' has a description, 'C, water' a remark
@@ -109,17 +116,17 @@ def _chosen_letter(given: str) -> str | None:
   return letter.upper()
 
 
-def _same_decimal(given: str, truth: str) -> bool:
+def _same_decimal(answer: str, truth: str) -> bool:
   """Return True if the texts differ only by a decimal comma, or the answer rounds to the truth."""
-  given, truth = normalize_spelling(given), normalize_spelling(truth)
-  patterns = (given, truth, _DECIMAL_COMMA), (truth, given, _LONG_DECIMAL_COMMA)
+  answer, truth = normalize_spelling(answer), normalize_spelling(truth)
+  patterns = (answer, truth, _DECIMAL_COMMA), (truth, answer, _LONG_DECIMAL_COMMA)
   for with_comma, other, pattern in patterns:
     if pattern.fullmatch(with_comma) and _DECIMAL.fullmatch(other):
       return Fraction(with_comma.replace(',', '.')) == Fraction(other)
   digits = truth.replace('-', '').replace('.', '').lstrip('0')
   if not _DECIMAL.fullmatch(truth) or len(digits) < _MANY_DIGITS:
     return False
-  reading = answer.read(given)
+  reading = read(answer)
   if reading[0] != 'quantity' or quantity.exact(reading[1]) is not None:
     return False
   half = Fraction(1, 2 * 10 ** len(truth.partition('.')[2]))
@@ -141,48 +148,48 @@ _LETTER_UNIT = re.compile(r'([a-z])(?:\^(-?[0-9]))?')
 _MAX_PAIRWISE = 24  # items to match in any order; larger collections are compared in order
 
 
-def same(given: Reading, truth: Reading) -> bool:
+def same(answer: Reading, truth: Reading) -> bool:
   """Return True if two readings mean the same thing."""
-  if given == truth:
-    return given[0] != 'text' or bool(given[1])
-  if 'letters' in (given[0], truth[0]) or 'dashed' in (given[0], truth[0]):
-    return _same_as_written(given, truth)
-  kinds = given[0], truth[0]
+  if answer == truth:
+    return answer[0] != 'text' or bool(answer[1])
+  if 'letters' in (answer[0], truth[0]) or 'dashed' in (answer[0], truth[0]):
+    return _same_as_written(answer, truth)
+  kinds = answer[0], truth[0]
   if 'labelled' in kinds or 'assigned' in kinds or 'equation' in kinds:
-    return _same_labelled(given, truth)
+    return _same_labelled(answer, truth)
   if kinds == ('numeral', 'numeral') or 'text' in kinds:
     return False  # equal texts were handled above
   if 'time' in kinds:
-    return _same_time(given, truth)
+    return _same_time(answer, truth)
   if set(kinds) == {'ratio', 'quantity'}:
-    return _same_ratio(*((given, truth) if kinds[0] == 'ratio' else (truth, given)))
+    return _same_ratio(*((answer, truth) if kinds[0] == 'ratio' else (truth, answer)))
   if kinds[0] == kinds[1] and kinds[0] in _COMPARISONS:
-    return _COMPARISONS[kinds[0]](given, truth)
-  return _same_collection(given, truth)
+    return _COMPARISONS[kinds[0]](answer, truth)
+  return _same_collection(answer, truth)
 
 
 # Runs of letters, numbers with dashes, times.
 
 
-def _same_as_written(given: Reading, truth: Reading) -> bool:
+def _same_as_written(answer: Reading, truth: Reading) -> bool:
   """Compare two words or two dashed numbers as written; otherwise, compare values."""
-  if given[0] == truth[0]:
-    return given[1] == truth[1]
-  if {given[0], truth[0]} & {'labelled', 'assigned'}:
-    return _same_labelled(given, truth)
-  written, other = (given, truth) if given[0] in ('letters', 'dashed') else (truth, given)
-  if written[2] is None or other[0] in ('letters', 'dashed'):
+  if answer[0] == truth[0]:
+    return answer[1] == truth[1]
+  if {answer[0], truth[0]} & {'labelled', 'assigned'}:
+    return _same_labelled(answer, truth)
+  literal, other = (answer, truth) if answer[0] in ('letters', 'dashed') else (truth, answer)
+  if literal[2] is None or other[0] in ('letters', 'dashed'):
     return False
-  if written[0] == 'letters' and len(set(written[1])) < len(written[1]):
+  if literal[0] == 'letters' and len(set(literal[1])) < len(literal[1]):
     return False  # 'ABA' is not a square of A
-  if written[0] == 'dashed' and (quantity.exact(written[2][1]) or 0) < 0:
+  if literal[0] == 'dashed' and (quantity.exact(literal[2][1]) or 0) < 0:
     return False  # '10-20' is a range
-  return same(written[2], truth) if written is given else same(given, written[2])
+  return same(literal[2], truth) if literal is answer else same(answer, literal[2])
 
 
-def _same_time(given: Reading, truth: Reading) -> bool:
+def _same_time(answer: Reading, truth: Reading) -> bool:
   """Compare times of day: '12:15 pm' is '12:15', and '3 pm' is 3, but 'am' is not 'pm'."""
-  time, other = (given, truth) if given[0] == 'time' else (truth, given)
+  time, other = (answer, truth) if answer[0] == 'time' else (truth, answer)
   if other[0] == 'ratio':
     parts = [quantity.exact(item[1]) for item in other[1] if item[0] == 'quantity' and not item[2]]
     hours = time[1], time[1] % 12 + 12 * (time[3] == 'p')  # on a 12-hour and a 24-hour clock
@@ -194,8 +201,8 @@ def _same_time(given: Reading, truth: Reading) -> bool:
 # Quantities.
 
 
-def _same_quantity(given: Reading, truth: Reading) -> bool:
-  (_, x, x_unit), (_, y, y_unit) = _in_one_unit(given, truth)
+def _same_quantity(answer: Reading, truth: Reading) -> bool:
+  (_, x, x_unit), (_, y, y_unit) = _in_one_unit(answer, truth)
   x, y = _read_coefficients(x, y)
   if x_unit and y_unit and x_unit != y_unit:
     return False
@@ -217,26 +224,26 @@ def _percentage(tree: Tree) -> Tree | None:
   return tree[1] if tree[0] == 'percent' else None
 
 
-def _in_one_unit(given: Reading, truth: Reading) -> tuple[Reading, Reading]:
+def _in_one_unit(answer: Reading, truth: Reading) -> tuple[Reading, Reading]:
   """Return both quantities, with one converted to the other's unit if possible: 500 cm to 5 m.
 
   '6 m' is 6 times m if the other side uses m as a variable. A number with pi counts as an angle in
   radians if the other side is in degrees.
   """
-  (_, x, x_unit), (_, y, y_unit) = given, truth
+  (_, x, x_unit), (_, y, y_unit) = answer, truth
   if (not x_unit and y_unit) or (x_unit, y_unit) == ('radian', 'degree'):
-    truth, given = _in_one_unit(truth, given)
-    return given, truth
+    truth, answer = _in_one_unit(truth, answer)
+    return answer, truth
   if x_unit and not y_unit:
     is_angle = x_unit == 'degree' and any(node == ('symbol', 'pi') for node in nodes(y))
-    return _unit_as_letter(given, truth) or (_radians(x) if is_angle else given), truth
+    return _unit_as_letter(answer, truth) or (_radians(x) if is_angle else answer), truth
   if (x_unit, y_unit) == ('degree', 'radian'):
     return _radians(x), ('quantity', y, '')
   if 'degree' in (x_unit, y_unit) and x_unit[:6] == y_unit[:6]:  # '20 °C' for '20°'
-    return given, (*truth[:2], x_unit)
+    return answer, (*truth[:2], x_unit)
   if x_unit != y_unit and (factor := conversion(x_unit, y_unit)):
     return ('quantity', ('multiply', (x, ('number', factor))), y_unit), truth
-  return given, truth
+  return answer, truth
 
 
 def _unit_as_letter(reading: Reading, other: Reading) -> Reading | None:
@@ -259,18 +266,18 @@ def _radians(degrees: Tree) -> Reading:
 # Binomial coefficients written as C(n, k) or C_n^k.
 
 
-def _read_coefficients(given: Tree, truth: Tree) -> tuple[Tree, Tree]:
+def _read_coefficients(answer: Tree, truth: Tree) -> tuple[Tree, Tree]:
   """Read C(n, k) on one side as a binomial coefficient if it can mean nothing else.
 
   C may also name a point or a constant. Therefore, C in the response is a coefficient only if the
   truth contains no C, and C in the truth is a coefficient only if the response contains a
   coefficient or a factorial instead.
   """
-  if _choose_names(given) and not _choose_names(truth):
-    return rewrite(given, _coefficient), truth
-  if _choose_names(truth) and not _choose_names(given) and heads(given) & {'binom', 'factorial'}:
-    return given, rewrite(truth, _coefficient)
-  return given, truth
+  if _choose_names(answer) and not _choose_names(truth):
+    return rewrite(answer, _coefficient), truth
+  if _choose_names(truth) and not _choose_names(answer) and heads(answer) & {'binom', 'factorial'}:
+    return answer, rewrite(truth, _coefficient)
+  return answer, truth
 
 
 def _choose_names(tree: Tree) -> list[str]:
@@ -298,31 +305,31 @@ def _coefficient(node: Tree) -> Tree | None:
 # Labels, equations and chains.
 
 
-def _same_labelled(given: Reading, truth: Reading) -> bool:
+def _same_labelled(answer: Reading, truth: Reading) -> bool:
   """Return True if labels and values match; a label on only one side is ignored."""
   if truth[0] == 'labelled' and truth[2][0] == 'letters':
     _, text, product = truth[2]
     if len(text) < 3 or not is_roman(text):  # 'P = IV' is a product, but 'n = XIV' is not
       truth = (*truth[:2], product, *truth[3:])
-  if given[0] == 'labelled' and truth[0] == 'labelled':
-    if _same_label(given[1], truth[1]):
-      return same(given[2], truth[2])
-    return _same_equation(given, truth)
-  if given[0] == 'equation' and truth[0] == 'quantity':  # 'm + n = 33' for 33
-    return _is_combination(given[1]) and same(answer.interpret(given[2]), truth)
-  if 'equation' in (given[0], truth[0]):
-    return _same_equation(given, truth)
-  given, truth = _split_assignment(given), _split_assignment(truth)
-  if given[0] == truth[0] == 'assigned':
-    return len(given[1]) == len(truth[1]) and _pair_up(
-      given[1], truth[1], lambda a, b: _same_label(a[0], b[0]) and same(a[1], b[1])
+  if answer[0] == 'labelled' and truth[0] == 'labelled':
+    if _same_label(answer[1], truth[1]):
+      return same(answer[2], truth[2])
+    return _same_equation(answer, truth)
+  if answer[0] == 'equation' and truth[0] == 'quantity':  # 'm + n = 33' for 33
+    return _is_combination(answer[1]) and same(interpret(answer[2]), truth)
+  if 'equation' in (answer[0], truth[0]):
+    return _same_equation(answer, truth)
+  answer, truth = _split_assignment(answer), _split_assignment(truth)
+  if answer[0] == truth[0] == 'assigned':
+    return len(answer[1]) == len(truth[1]) and _pair_up(
+      answer[1], truth[1], lambda a, b: _same_label(a[0], b[0]) and same(a[1], b[1])
     )
-  if given[0] == 'assigned':
-    return _same_without_labels(truth, given[1])
+  if answer[0] == 'assigned':
+    return _same_without_labels(truth, answer[1])
   if truth[0] == 'assigned':
-    return _same_without_labels(given, truth[1])
-  given, truth = (x[2] if x[0] == 'labelled' else x for x in (given, truth))
-  return same(given, truth)
+    return _same_without_labels(answer, truth[1])
+  answer, truth = (x[2] if x[0] == 'labelled' else x for x in (answer, truth))
+  return same(answer, truth)
 
 
 def _is_combination(tree: Tree) -> bool:
@@ -362,9 +369,9 @@ def _same_label(x: Tree, y: Tree) -> bool:
   return x == y or (are_calls and all(map(quantity.same, x[2], y[2])))
 
 
-def _same_equation(given: Reading, truth: Reading) -> bool:
+def _same_equation(answer: Reading, truth: Reading) -> bool:
   """Return True if one equation is a constant times the other, so both have the same solutions."""
-  x, y = _zero_form(given), _zero_form(truth)
+  x, y = _zero_form(answer), _zero_form(truth)
   return x is not None and y is not None and quantity.proportional(x, y, positive=False)
 
 
@@ -374,8 +381,8 @@ def _zero_form(reading: Reading) -> Tree | None:
   return None if None in sides else subtract(*sides)
 
 
-def _same_chain(given: Reading, truth: Reading) -> bool:
-  (_, x_operators, x_sides), (_, y_operators, y_sides) = given, truth
+def _same_chain(answer: Reading, truth: Reading) -> bool:
+  (_, x_operators, x_sides), (_, y_operators, y_sides) = answer, truth
   if x_operators != y_operators or None in x_sides or None in y_sides:
     return False
   if all(map(quantity.same, x_sides, y_sides)):
@@ -388,49 +395,49 @@ def _same_chain(given: Reading, truth: Reading) -> bool:
 # Collections.
 
 
-def _same_matrix(given: Reading, truth: Reading) -> bool:
-  x, y = given[1], truth[1]
+def _same_matrix(answer: Reading, truth: Reading) -> bool:
+  x, y = answer[1], truth[1]
   have_one_shape = len(x) == len(y) and len(x[0]) == len(y[0])
   return have_one_shape and all(map(quantity.same, itertools.chain(*x), itertools.chain(*y)))
 
 
-def _same_collection(given: Reading, truth: Reading) -> bool:
-  kinds = {given[0], truth[0]}
+def _same_collection(answer: Reading, truth: Reading) -> bool:
+  kinds = {answer[0], truth[0]}
   if kinds == {'quantity', 'group'}:
-    return _same_point(*((given, truth) if given[0] == 'quantity' else (truth, given)))
+    return _same_point(*((answer, truth) if answer[0] == 'quantity' else (truth, answer)))
   if kinds == {'group'}:
     # [0, 1] is an interval, and (0, 1) may be one, but more than two items are always a vector.
-    are_vectors = len(given[3]) > 2 and all(x[1] + x[2] in '()[]' for x in (given, truth))
-    return (given[1:3] == truth[1:3] or are_vectors) and _same_in_order(given[3], truth[3])
+    are_vectors = len(answer[3]) > 2 and all(x[1] + x[2] in '()[]' for x in (answer, truth))
+    return (answer[1:3] == truth[1:3] or are_vectors) and _same_in_order(answer[3], truth[3])
   if kinds == {'group', 'matrix'}:
-    group, matrix = (given, truth) if given[0] == 'group' else (truth, given)
+    group, matrix = (answer, truth) if answer[0] == 'group' else (truth, answer)
     rows = matrix[1] if len(matrix[1]) == 1 else tuple(zip(*matrix[1], strict=True))
     cells = [('quantity', cell, '') for cell in rows[0]]
     return group[1:3] == ('(', ')') and len(rows) == 1 and _same_in_order(group[3], cells)
   if 'group' in kinds and kinds & {'braces', 'list'}:  # '6, 31, -1' for '(6, 31, -1)'
-    group = given if given[0] == 'group' else truth
+    group = answer if answer[0] == 'group' else truth
     # Two items in square brackets are an interval.
     is_tuple = group[1:3] == ('(', ')') or len(group[3]) > 2
-    return is_tuple and _same_in_order(given[-1], truth[-1])
+    return is_tuple and _same_in_order(answer[-1], truth[-1])
   if kinds == {'union', 'list'}:
-    items = (given if given[0] == 'list' else truth)[1]
-    if any(map(is_interval, items)) and _same_in_any_order(given[1], truth[1]):
+    items = (answer if answer[0] == 'list' else truth)[1]
+    if any(map(is_interval, items)) and _same_in_any_order(answer[1], truth[1]):
       return True
   if kinds & _SET_OPERATIONS:
-    return same_set(given, truth)
+    return same_set(answer, truth)
   if kinds <= {'list', 'set', 'braces'}:
-    return _same_in_any_order(given[1], truth[1])
+    return _same_in_any_order(answer[1], truth[1])
   if kinds & {'list', 'set', 'braces'} and 'quantity' in kinds:
-    number, items = (given, truth[1]) if given[0] == 'quantity' else (truth, _distinct(given[1]))
+    number, items = (answer, truth[1]) if answer[0] == 'quantity' else (truth, _distinct(answer[1]))
     return len(items) == 1 and same(items[0], number)
   return False
 
 
-def _same_point(named: Reading, group: Reading) -> bool:
+def _same_point(call: Reading, group: Reading) -> bool:
   """Return True if a call such as P(2, 3) is a point whose coordinates match the group."""
-  if named[1][0] != 'call' or not named[1][1].isupper():
+  if call[1][0] != 'call' or not call[1][1].isupper():
     return False
-  coordinates = [('quantity', argument, '') for argument in named[1][2]]
+  coordinates = [('quantity', argument, '') for argument in call[1][2]]
   return group[1:3] == ('(', ')') and _same_in_order(coordinates, group[3])
 
 
@@ -446,28 +453,28 @@ def _same_ratio(ratio: Reading, number: Reading) -> bool:
   return is_fraction and not number[2] and quantity.same(('divide', top, bottom), number[1])
 
 
-def _same_union(given: Reading, truth: Reading) -> bool:
-  return _same_in_any_order(given[1], truth[1]) or same_set(given, truth)
+def _same_union(answer: Reading, truth: Reading) -> bool:
+  return _same_in_any_order(answer[1], truth[1]) or same_set(answer, truth)
 
 
 def _same_in_order(x: Sequence[Reading], y: Sequence[Reading]) -> bool:
   return len(x) == len(y) and all(map(same, x, y))
 
 
-def _same_in_any_order(given: Sequence[Reading], truth: Sequence[Reading]) -> bool:
-  if len(given) > len(truth):
-    given = _distinct(given)
-  return len(given) == len(truth) and _pair_up(given, truth, same)
+def _same_in_any_order(answer: Sequence[Reading], truth: Sequence[Reading]) -> bool:
+  if len(answer) > len(truth):
+    answer = _distinct(answer)
+  return len(answer) == len(truth) and _pair_up(answer, truth, same)
 
 
 def _distinct(items: Sequence[Reading]) -> Sequence[Reading]:
   """Drop repeated items, because each solution counts once: '1/2, 0.5' is '1/2'."""
-  kept: list[Reading] = []
+  unique_items: list[Reading] = []
   for item in dict.fromkeys(items):
-    others = kept[:_MAX_PAIRWISE] if item[0] == 'quantity' else []
-    if not any(k[::2] == item[::2] and quantity.same(item[1], k[1]) for k in others):
-      kept.append(item)
-  return kept
+    candidates = unique_items[:_MAX_PAIRWISE] if item[0] == 'quantity' else []
+    if not any(x[::2] == item[::2] and quantity.same(item[1], x[1]) for x in candidates):
+      unique_items.append(item)
+  return unique_items
 
 
 def _pair_up(x: Sequence[Any], y: Sequence[Any], are_same: Callable[[Any, Any], bool]) -> bool:
@@ -481,10 +488,10 @@ def _pair_up(x: Sequence[Any], y: Sequence[Any], are_same: Callable[[Any, Any], 
   if len(unmatched_x) > _MAX_PAIRWISE:
     return all(map(are_same, x, y))
   for item in unmatched_x:
-    at = next((i for i, candidate in enumerate(unmatched_y) if are_same(item, candidate)), None)
-    if at is None:
+    index = next((i for i, candidate in enumerate(unmatched_y) if are_same(item, candidate)), None)
+    if index is None:
       return False
-    del unmatched_y[at]
+    del unmatched_y[index]
   return True
 
 
@@ -493,9 +500,9 @@ _COMPARISONS: dict[str, Callable[[Reading, Reading], bool]] = {
   'quantity': _same_quantity,
   'matrix': _same_matrix,
   'chain': _same_chain,
-  'differs': lambda given, truth: same(given[1], truth[1]),
-  'ratio': lambda given, truth: _same_in_order(given[1], truth[1]),
-  'minus': lambda given, truth: _same_in_order(given[1:], truth[1:]) or same_set(given, truth),
+  'differs': lambda answer, truth: same(answer[1], truth[1]),
+  'ratio': lambda answer, truth: _same_in_order(answer[1], truth[1]),
+  'minus': lambda answer, truth: _same_in_order(answer[1:], truth[1:]) or same_set(answer, truth),
   'union': _same_union,
   'intersection': _same_union,
 }

@@ -156,10 +156,10 @@ def accepted_answers(truth: str) -> tuple[str, ...]:
   text = truth.strip()
   if text.startswith('[') and text.endswith(']') and ('"' in text or "'" in text):
     # Double the backslash of '\frac', because the readers take '\f' for a form feed.
-    escaped = re.sub(r'(?<!\\)\\(?=[A-Za-z]{2})', r'\\\\', text)
+    source = re.sub(r'(?<!\\)\\(?=[A-Za-z]{2})', r'\\\\', text)
     for read in (json.loads, ast.literal_eval):
       try:
-        answers = read(escaped)
+        answers = read(source)
       except (ValueError, SyntaxError, RecursionError, MemoryError):
         continue
       if answers and all(isinstance(answer, (str, int, float)) for answer in answers):
@@ -185,28 +185,28 @@ def _number_of_things(number: str, words: str) -> str | None:
 
   Returns None if the words change the number's meaning, as 'squared' does.
   """
-  others = words.split()
-  if _CHANGING & set(map(str.lower, others)) - {'in', 'of', 'for', 'by'}:
+  word_list = words.split()
+  if _CHANGING & set(map(str.lower, word_list)) - {'in', 'of', 'for', 'by'}:
     return None
-  kept = list(itertools.takewhile(lambda word: word.lower() in MULTIPLIERS, others))
-  unit = ' '.join(others[len(kept) :])
-  if unit and 'per' not in others and measure(normalize_unit(unit)):
-    kept.append(unit)
-  return ' '.join((number, *kept))
+  parts = list(itertools.takewhile(lambda word: word.lower() in MULTIPLIERS, word_list))
+  unit = ' '.join(word_list[len(parts) :])
+  if unit and 'per' not in word_list and measure(normalize_unit(unit)):
+    parts.append(unit)
+  return ' '.join((number, *parts))
 
 
-def _answer(text: str, unmarked: Callable[[str], str | None]) -> str | None:
-  """Return the boxed answer, else the marked answer in prose, else the result of `unmarked`."""
+def _answer(text: str, fallback: Callable[[str], str | None]) -> str | None:
+  """Return the boxed answer, else the marked answer in prose, else the result of `fallback`."""
   if boxed := read_boxes(text):
     return boxed.answer.strip() or None
   text = _FENCE.sub('', text[-_WINDOW:])
   before, marker, tail = text.rpartition('####')
   if marker:
-    answer = _bare(tail.strip().partition('\n')[0])
+    answer = _strip_decoration(tail.strip().partition('\n')[0])
     if '####' in before:
       answer = _with_hedge(before.rpartition('####')[2], answer)
   else:
-    answer = _stated_answer(text) or unmarked(text) or ''
+    answer = _stated_answer(text) or fallback(text) or ''
   return answer.strip() or None
 
 
@@ -222,21 +222,21 @@ def _stated_answer(text: str) -> str | None:
   assert match is not None  # every part of the pattern may be empty
   sentence = match[1].strip()
   if '\n' in text[statement.end() : match.start(1)]:
-    sentence = _listed(text[match.start(1) :]) or sentence
+    sentence = _join_list_items(text[match.start(1) :]) or sentence
   reason = _REASON.search(sentence)
   if reason and not _ALTERNATIVE.search(reason[0]):
     sentence = sentence[: reason.start()]
-  sentence = _bare(sentence)
+  sentence = _strip_decoration(sentence)
   has_colon = bool(statement[1])
   is_prose = _PROSE.search(sentence) and not _LETTERED.match(sentence)
   if has_colon and is_prose and not _LISTS_TWO.match(sentence) and _NUMBER.search(sentence):
     return None  # 'Answer: the largest n is 34' is prose, so its last number counts
-  counted = _NUMBER_OF_THINGS.fullmatch(sentence)  # '18 dollars per day'
-  answer = _number_of_things(counted[1], counted[2]) if counted else None
+  quantity = _NUMBER_OF_THINGS.fullmatch(sentence)  # '18 dollars per day'
+  answer = _number_of_things(quantity[1], quantity[2]) if quantity else None
   return _with_hedge(text[: statement.start()], answer or sentence)
 
 
-def _listed(text: str) -> str:
+def _join_list_items(text: str) -> str:
   """Join the items of the list at the start of a text: '- 3' and '- 4' give '3, 4'."""
   items: list[str] = []
   for line in filter(str.strip, text.splitlines()):
@@ -249,16 +249,16 @@ def _listed(text: str) -> str:
   return ', '.join(items)
 
 
-def _bare(answer: str) -> str:
+def _strip_decoration(answer: str) -> str:
   """Strip quotes, emphasis and a trailing remark from an answer."""
   answer = answer.strip()
   if remark := _REMARK.fullmatch(answer.removesuffix('.')):
     return remark[1]
-  quoted = answer.removesuffix('.')
+  text = answer.removesuffix('.')
   for opening, closing in _QUOTES:
-    if quoted.startswith(opening) and quoted.endswith(closing):
-      content = quoted[len(opening) : -len(closing)]
-      return _bare(content) if content and opening not in content else answer
+    if text.startswith(opening) and text.endswith(closing):
+      content = text[len(opening) : -len(closing)]
+      return _strip_decoration(content) if content and opening not in content else answer
   return answer
 
 
@@ -271,8 +271,8 @@ def _last_number(text: str) -> str | None:
   # '$5 of the $8' is money, not a formula.
   if _PROSE.search(text, start, end) or '\\$' in text[start:end]:
     start, end = number.span()
-  if multiplied := _MULTIPLIED.match(text, end):
-    end = multiplied.end()
+  if multiplier := _MULTIPLIED.match(text, end):
+    end = multiplier.end()
   is_part = start == number.start() and _PART_BEFORE.search(
     text[max(0, start - _HEDGE_WINDOW) : start]
   )
@@ -282,9 +282,9 @@ def _last_number(text: str) -> str | None:
   return _with_hedge(text[:start], answer)
 
 
-def _with_hedge(before: str, answer: str) -> str:
+def _with_hedge(prefix: str, answer: str) -> str:
   """Prepend 'or' or 'not' to an answer if the text before it ends with 'or' or a negation."""
-  doubt = _DOUBT_BEFORE.search(before[-_HEDGE_WINDOW:])
+  doubt = _DOUBT_BEFORE.search(prefix[-_HEDGE_WINDOW:])
   return f'{"not" if doubt["denial"] else "or"} {answer}' if doubt else answer
 
 
@@ -383,15 +383,15 @@ def read_boxes(text: str) -> Boxed | None:
   return Boxed(answer, start)
 
 
-def _separator(between: str) -> str | None:
+def _separator(text: str) -> str | None:
   """Return a separator if the text between two boxes joins their answers, else None."""
-  if len(between) > _MAX_BETWEEN or '.' in between:
+  if len(text) > _MAX_BETWEEN or '.' in text:
     return None
-  rest = _LAYOUT.sub(' ', _LOGICAL_OR.sub(' or ', between)).strip()
+  rest = _LAYOUT.sub(' ', _LOGICAL_OR.sub(' or ', text)).strip()
   words = _WORD.findall(rest.lower())
   if not rest:
-    has_mark = re.search(r'(?<!\\)[,;/|]', between)
-    return ', ' if has_mark or not _PARAGRAPH_END.search(between) else None
+    has_mark = re.search(r'(?<!\\)[,;/|]', text)
+    return ', ' if has_mark or not _PARAGRAPH_END.search(text) else None
   if words and _LISTING.issuperset(rest.lower().split()):
     return ', '
   alternative = next((word for word in words if word not in _LEADING), '')
@@ -400,14 +400,14 @@ def _separator(between: str) -> str | None:
   return f' {" ".join(words)} '
 
 
-def _last_box(text: str, before: int) -> _Box | None:
+def _last_box(text: str, end: int) -> _Box | None:
   """Return the last outermost box that starts before a position."""
   last = None
   for _ in range(_MAX_NESTED):
-    at = text.rfind(_BOX, 0, before)
+    at = text.rfind(_BOX, 0, end)
     if at < 0:
       break
-    before = at
+    end = at
     opening = _OPENING.match(text, at + len(_BOX))
     if _BROKEN.match(text, at + len(_BOX)):
       return _Box(at, at, None)
@@ -420,10 +420,10 @@ def _last_box(text: str, before: int) -> _Box | None:
   return last
 
 
-def _contains(text: str, box: _Box, later: _Box) -> bool:
+def _contains(text: str, box: _Box, later_box: _Box) -> bool:
   if box.end is None:
-    return text.find('\n', box.inside, later.start) < 0
-  return later.end is not None and later.end < box.end
+    return text.find('\n', box.inside, later_box.start) < 0
+  return later_box.end is not None and later_box.end < box.end
 
 
 def _content(text: str, box: _Box) -> str:

@@ -168,13 +168,13 @@ def joined_units(trees: Sequence[Tree], is_list: bool) -> Tree | None:
   if any(tree[0] != 'unit' for tree in trees):
     return None
   _, total, unit = trees[0]
-  before = unit
+  previous_unit = unit
   for _, value, smaller in trees[1:]:
     ratio = joined(unit, smaller, is_list)
-    if not ratio or not joined(before, smaller, is_list):
+    if not ratio or not joined(previous_unit, smaller, is_list):
       return None
     total = ('add', (total, ('multiply', (value, ('number', ratio)))))
-    before = smaller
+    previous_unit = smaller
   return 'unit', total, unit
 
 
@@ -328,11 +328,11 @@ class Grammar(Cursor, abc.ABC):
     factors = [self._power()]
     while True:
       if operator := self._accept('*', 'times', 'compose', '/'):
-        factors = self._operated(operator, factors)
-      elif starts_with_integer and (mixed := self._mixed_number(factors[0])):
-        factors = [self._postfixed(mixed)]
-      elif multiplied := self._measured(factors):
-        factors = multiplied
+        factors = self._apply_operator(operator, factors)
+      elif starts_with_integer and (mixed_number := self._mixed_number(factors[0])):
+        factors = [self._postfixed(mixed_number)]
+      elif new_factors := self._multiplier_or_unit(factors):
+        factors = new_factors
       elif self._starts_factor():
         if self.peek().kind == 'number' and factors[-1][0] in ('number', 'unit'):
           factors = [self._with_smaller_unit(factors)]
@@ -342,7 +342,7 @@ class Grammar(Cursor, abc.ABC):
         return make_product(factors)
       starts_with_integer = False  # only the integer may precede the fraction
 
-  def _operated(self, operator: str, factors: Sequence[Tree]) -> list[Tree]:
+  def _apply_operator(self, operator: str, factors: Sequence[Tree]) -> list[Tree]:
     """Read the right operand of `operator` and combine it with the factors."""
     *others, last = factors
     if operator == 'compose':
@@ -360,10 +360,8 @@ class Grammar(Cursor, abc.ABC):
 
   def _differential(self) -> Tree | None:
     """Read the 'dx' in 'dy/dx'; return None for anything else."""
-    following = self._tokens[self._at : self._at + 2]
-    if (
-      len(following) < 2 or following[0].text not in ('d', 'partial') or following[1].kind != 'word'
-    ):
+    tokens = self._tokens[self._at : self._at + 2]
+    if len(tokens) < 2 or tokens[0].text not in ('d', 'partial') or tokens[1].kind != 'word':
       return None
     return make_product([self._power(), self._power()])
 
@@ -397,7 +395,7 @@ class Grammar(Cursor, abc.ABC):
 
   # Units.
 
-  def _measured(self, factors: Sequence[Tree]) -> list[Tree] | None:
+  def _multiplier_or_unit(self, factors: Sequence[Tree]) -> list[Tree] | None:
     """Read a multiplier or unit and add it to the factors; return None if there is neither."""
     kind, text, *_ = self.peek()
     may_be_unit = kind in ('text', 'word') and factors[-1][0] != 'unit'
@@ -418,8 +416,8 @@ class Grammar(Cursor, abc.ABC):
   def _with_smaller_unit(self, factors: Sequence[Tree]) -> Tree:
     """Parse the '30 minutes' in '1 hour 30 minutes' and add it to the hour."""
     smaller = [self._power()]
-    while smaller[0][0] != 'unit' and (measured := self._measured(smaller)):
-      smaller = measured
+    while smaller[0][0] != 'unit' and (new_factors := self._multiplier_or_unit(smaller)):
+      smaller = new_factors
     total = joined_units((*factors, *smaller), is_list=False)
     if total is None:
       raise UnreadableError('a number cannot follow another number')

@@ -159,8 +159,8 @@ class _Algebra:
     for monomial, coefficient in exponent.terms():
       count, denominator = int(coefficient.numerator), int(coefficient.denominator)
       if not any(monomial):
-        whole, count = divmod(count, denominator)
-        result = self._multiply(result, self._integer_power(base, whole))
+        integer_part, count = divmod(count, denominator)
+        result = self._multiply(result, self._integer_power(base, integer_part))
       if count:
         result = self._multiply(result, self._unknown_power(base, (monomial, denominator), count))
     return result
@@ -179,8 +179,8 @@ class _Algebra:
     for prime, times in primes:
       power = count * times
       if not any(monomial):  # sqrt(8) is 2 sqrt(2)
-        whole, power = divmod(power, denominator)
-        factor = self._number(Fraction(prime) ** whole), self._ring.one
+        integer_part, power = divmod(power, denominator)
+        factor = self._number(Fraction(prime) ** integer_part), self._ring.one
         result = self._multiply(result, factor)
       unknown = self._unknown(('power', prime, *exponent)), self._ring.one
       result = self._multiply(result, self._integer_power(unknown, power))
@@ -257,14 +257,14 @@ class _Algebra:
     rest, integer = self._split(argument)
     if rest not in self._factorials or (not rest and integer < 0):
       raise _UndecidedError
-    others, start = sorted(self._factorials[rest], reverse=True), integer
-    for other in others:
-      if start - _MAX_GAP <= other < start:
-        start = other
+    integers, start = sorted(self._factorials[rest], reverse=True), integer
+    for candidate in integers:
+      if start - _MAX_GAP <= candidate < start:
+        start = candidate
     if not rest and start <= _MAX_GAP:
       return self._number(Fraction(math.factorial(integer))), self._ring.one
     # Distant factorials become related unknowns. A number's factorial is related to other numbers.
-    self.is_decisive &= bool(rest) and others[0] - others[-1] <= _MAX_GAP
+    self.is_decisive &= bool(rest) and integers[0] - integers[-1] <= _MAX_GAP
     factors = (rest + factor for factor in range(start + 1, integer + 1))
     result = self._unknown(('factorial', rest, start))
     return functools.reduce(self.multiply, factors, result), self._ring.one

@@ -69,8 +69,8 @@ class _Parser(Grammar):
     return 'number', value
 
   def _repeating_is_next(self) -> bool:
-    following = ''.join(token.text for token in self._tokens[self._at + 1 : self._at + 3])
-    return self._next_is(*_REPEATING) and following.removeprefix('{')[:1].isdecimal()
+    text = ''.join(token.text for token in self._tokens[self._at + 1 : self._at + 3])
+    return self._next_is(*_REPEATING) and text.removeprefix('{')[:1].isdecimal()
 
   def _name(self, name: str) -> Tree:
     if name in UNITS and len(name) < 4:  # a unit cannot start here, so 'mg' is m times g

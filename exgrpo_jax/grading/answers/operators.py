@@ -73,23 +73,23 @@ def in_one_face(x: Tree, y: Tree) -> tuple[Tree, Tree]:
 # ---- Which letters do not commute ----
 
 
-def ordered_letters(given: Tree, truth: Tree) -> frozenset[str]:
+def ordered_letters(answer: Tree, truth: Tree) -> frozenset[str]:
   """Return the letters of both trees for which the order of multiplication may matter.
 
   There are usually none. A capital letter counts as a number if it is part of a divisor in the
   truth, and a lowercase letter if it is part of a divisor on either side.
   """
-  names = symbols(given) | symbols(truth)
-  found = {name for name in names if name.startswith(_VECTORS + _OPERATORS)}
-  divisors = _divisors(truth) | {name for name in _divisors(given) if not _is_capital(name)}
-  for tree in (given, truth):
+  names = symbols(answer) | symbols(truth)
+  letters = {name for name in names if name.startswith(_VECTORS + _OPERATORS)}
+  divisors = _divisors(truth) | {name for name in _divisors(answer) if not _is_capital(name)}
+  for tree in (answer, truth):
     for node in nodes(tree):
-      found |= _ordered_in(node, divisors)
-  if any(map(_is_capital, found)):
-    found |= {name for name in names if _is_capital(name)}
-  if _has_transpose(given) or _has_transpose(truth):
-    found -= {'T', 'H'}
-  return frozenset(found)
+      letters |= _ordered_in(node, divisors)
+  if any(map(_is_capital, letters)):
+    letters |= {name for name in names if _is_capital(name)}
+  if _has_transpose(answer) or _has_transpose(truth):
+    letters -= {'T', 'H'}
+  return frozenset(letters)
 
 
 def _ordered_in(node: Tree, divisors: frozenset[str]) -> set[str]:
@@ -135,14 +135,14 @@ def _ordered_in_commutator(terms: Sequence[Tree]) -> set[str]:
   if len(terms) > _MAX_TERMS:  # when in doubt, capitals do not commute
     return {name for term in terms for name in _letters(term) if _is_capital(name)}
   products = [(term[1] if term[0] == 'negate' else term, term[0] == 'negate') for term in terms]
-  found: set[str] = set()
+  names: set[str] = set()
   for (y, y_is_negative), (x, x_is_negative) in itertools.combinations(products, 2):
     are_products = x[0] == y[0] == 'multiply'
     if are_products and x != y and sorted(map(repr, x[1])) == sorted(map(repr, y[1])):
       letters = {name for factor in x[1] for name in _letters(factor)}
       if x_is_negative != y_is_negative or all(map(_is_capital, letters)):
-        found |= letters
-  return found
+        names |= letters
+  return names
 
 
 def _is_inverse(tree: Tree) -> bool:
@@ -255,8 +255,8 @@ class _Algebra:
       # inverting a composition inverts and swaps the functions.
       outer, inner = map(self.value, tree[1])
       base = self._random('compose')
-      between = base * self._context.diag([1, 1, -1]) * base**-1
-      return outer * between * inner
+      middle = base * self._context.diag([1, 1, -1]) * base**-1
+      return outer * middle * inner
     if head in ('dot', 'cross'):
       return self._product_of_vectors(head, tree[1], tree[2])
     if head in ('function', 'call'):
@@ -269,9 +269,9 @@ class _Algebra:
       return value.T
     number: Any = None if symbols(exponent) else evaluate(exponent, {}, self._context)
     is_square = base[0] not in ('add', 'multiply') or not _has_transpose(base)
-    lowest = -_MAX_EXPONENT if is_square else 0  # a matrix that isn't square has no inverse
+    min_exponent = -_MAX_EXPONENT if is_square else 0  # a matrix that isn't square has no inverse
     is_integer = isinstance(number, Fraction) and number.denominator == 1
-    if is_integer and lowest <= number <= _MAX_EXPONENT:
+    if is_integer and min_exponent <= number <= _MAX_EXPONENT:
       return value ** int(number)
     return self._unknown('power', repr(exponent), (base,))
 
@@ -336,24 +336,24 @@ def without_differentials(tree: Tree) -> Tree:
 
 
 def _replace(tree: Tree, has_differentials: bool) -> Tree:
-  def replaced(node: Tree) -> Tree | None:
+  def replace(node: Tree) -> Tree | None:
     if node[0] == 'divide':
       return _derivative(node, has_differentials)
     if node[0] == 'call' and node[1].startswith('int_'):
       return 'call', node[1], tuple(_replace(argument, True) for argument in node[2])
     if node[0] == 'multiply':
-      factors = _applied([_replace(factor, has_differentials) for factor in node[1]])
+      factors = _apply_operators([_replace(factor, has_differentials) for factor in node[1]])
       return make_product(_differentials(factors) if has_differentials else factors)
     return None
 
-  return rewrite(tree, replaced)
+  return rewrite(tree, replace)
 
 
 def _derivative(tree: Tree, has_differentials: bool) -> Tree | None:
   r"""Return `\frac{d^2y}{dx^2}` as a call of 'd^2/dxdx' on y; without y, as an 'operator'."""
   if tree[1][0] == 'negate':
-    positive = _derivative(('divide', tree[1][1], tree[2]), has_differentials)
-    return positive and ('negate', positive)
+    derivative = _derivative(('divide', tree[1][1], tree[2]), has_differentials)
+    return derivative and ('negate', derivative)
   factors, variables = _factors(tree[1]), _variables(_factors(tree[2]))
   start = next((i for i, factor in enumerate(factors) if _is_sign(factor)), None)
   if start is None or not variables:
@@ -391,25 +391,25 @@ def _variables(factors: Sequence[Tree]) -> str:
   return text if len(factors) % 2 == 0 else ''
 
 
-def _applied(factors: Sequence[Tree]) -> list[Tree]:
+def _apply_operators(factors: Sequence[Tree]) -> list[Tree]:
   """Apply each operator to the product of all factors after it."""
   for index, factor in enumerate(factors):
     if factor[0] == 'operator' and index + 1 < len(factors):
-      operand = make_product(_applied(factors[index + 1 :]))
+      operand = make_product(_apply_operators(factors[index + 1 :]))
       return [*factors[:index], ('call', factor[1], (operand,))]
   return list(factors)
 
 
 def _differentials(factors: Sequence[Tree]) -> list[Tree]:
   """Merge each 'd' and the variable after it into one call."""
-  found: list[Tree] = []
+  new_factors: list[Tree] = []
   for factor in factors:
     is_variable = factor[0] == 'symbol' and factor[1].partition('_')[0] in _VARIABLES
-    if found and found[-1] == ('symbol', 'd') and is_variable:
-      found[-1] = ('call', 'd', (factor,))
+    if new_factors and new_factors[-1] == ('symbol', 'd') and is_variable:
+      new_factors[-1] = ('call', 'd', (factor,))
     else:
-      found.append(factor)
-  return found
+      new_factors.append(factor)
+  return new_factors
 
 
 def _count_lone_signs(tree: Any) -> int:

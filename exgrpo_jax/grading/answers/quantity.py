@@ -119,30 +119,32 @@ def _same_at_all_points(x: Tree, y: Tree, unknowns: frozenset[str]) -> bool | No
   x_heads, y_heads = heads(x), heads(y)
   if (x_heads | y_heads) & _COUNTING:
     points = (_integer_point(unknowns, index) for index in range(3 * _NUM_POINTS))
-    verdict = _all_same((_same_at(x, y, point) for point in points), at_least=3)
+    verdict = _all_same((_same_at(x, y, point) for point in points), min_count=3)
     if not verdict or (x_heads | y_heads) & _WHOLE:
       return verdict
     if x_heads & _ROUNDING and y_heads & _ROUNDING:
-      real = _letters_between_integers(x, y, unknowns)
-      points = (_point_to_round(unknowns, real, index) for index in range(_NUM_ROUNDED_POINTS))
-      return _all_same((_same_at(x, y, point) for point in points), at_least=3)
+      real_letters = _letters_between_integers(x, y, unknowns)
+      points = (
+        _point_to_round(unknowns, real_letters, index) for index in range(_NUM_ROUNDED_POINTS)
+      )
+      return _all_same((_same_at(x, y, point) for point in points), min_count=3)
   # From index 3 on, unknowns may be negative; complex values are then skipped,
   # because they may differ only by a branch.
   verdicts = (
     _same_at(x, y, _real_point(unknowns, index), must_be_real=index >= 3)
     for index in range(_NUM_POINTS)
   )
-  return _all_same(verdicts, at_least=2)
+  return _all_same(verdicts, min_count=2)
 
 
-def _all_same(verdicts: Iterable[bool | None], at_least: int) -> bool | None:
-  """Return False if any verdict is False, True if at least `at_least` are True, else None."""
+def _all_same(verdicts: Iterable[bool | None], min_count: int) -> bool | None:
+  """Return False if any verdict is False, True if at least `min_count` are True, else None."""
   count = 0
   for verdict in verdicts:
     if verdict is False:
       return False
     count += verdict is True
-  return True if count >= at_least else None
+  return True if count >= min_count else None
 
 
 # Points are pseudo-random but depend only on the name and the index, so every comparison uses the
@@ -151,8 +153,8 @@ def _all_same(verdicts: Iterable[bool | None], at_least: int) -> bool | None:
 
 def _integer_point(unknowns: Iterable[str], index: int) -> dict[str, Fraction]:
   """Return an integer point; some values are large enough that n/20 and n/30 round differently."""
-  largest = _LARGEST_COUNTS[index % len(_LARGEST_COUNTS)]
-  return {name: Fraction(1 + _checksum(name, index) % largest) for name in unknowns}
+  limit = _LARGEST_COUNTS[index % len(_LARGEST_COUNTS)]
+  return {name: Fraction(1 + _checksum(name, index) % limit) for name in unknowns}
 
 
 def _real_point(unknowns: Iterable[str], index: int) -> dict[str, Fraction]:
@@ -172,24 +174,24 @@ def _letters_between_integers(x: Tree, y: Tree, unknowns: Iterable[str]) -> set[
   Letters such as n and k are integers, as in the ceiling of n/2, unless that would leave
   nothing to round.
   """
-  real = {name for name in unknowns if name.partition('_')[0] not in _INTEGERS}
+  real_letters = {name for name in unknowns if name.partition('_')[0] not in _INTEGERS}
   for node in (*nodes(x), *nodes(y)):
-    if node[0] == 'function' and node[1] in _ROUNDING and not symbols(node[2]) & real:
+    if node[0] == 'function' and node[1] in _ROUNDING and not symbols(node[2]) & real_letters:
       points = (_integer_point(unknowns, index) for index in range(_NUM_POINTS))
       values = [_value(node[2][0], point) for point in points]
       if all(isinstance(value, Fraction) and value.denominator == 1 for value in values):
-        real |= symbols(node[2])
-  return real
+        real_letters |= symbols(node[2])
+  return real_letters
 
 
 def _point_to_round(
-  unknowns: Iterable[str], real: Iterable[str], index: int
+  unknowns: Iterable[str], real_letters: Iterable[str], index: int
 ) -> dict[str, Fraction]:
-  """Return a point where letters in `real` lie between integers or very close to an integer."""
+  """Return a point where `real_letters` lie between integers or very close to an integer."""
   point = _integer_point(unknowns, index)
   if index % 8 == 7:
     point = {name: value * 101 for name, value in point.items()}
-  for name in real:
+  for name in real_letters:
     value = Fraction(_checksum(name, index), 1201)  # from 0 to 8
     if index % 4 < 2:  # next to an integer, on either side
       value = round(value) + Fraction(1 - index % 4 * 2, 10**6)
@@ -220,8 +222,8 @@ def _same_at(x: Tree, y: Tree, point: Point, must_be_real: bool = False) -> bool
   for digits in _DIGITS if may_repeat else _DIGITS[:1]:
     context = context_of(digits)
     try:
-      rounded = _round_point(point, context)
-      a, b = evaluate(x, rounded, context), evaluate(y, rounded, context)
+      rounded_point = _round_point(point, context)
+      a, b = evaluate(x, rounded_point, context), evaluate(y, rounded_point, context)
     except ERRORS:
       continue
     if must_be_real and (is_complex(a) or is_complex(b)):
@@ -239,8 +241,8 @@ def _same_at(x: Tree, y: Tree, point: Point, must_be_real: bool = False) -> bool
 def _ratio_at(x: Tree, y: Tree, point: Point) -> Number | None:
   context = context_of(_DIGITS[0])
   try:
-    rounded = _round_point(point, context)
-    return divide(evaluate(x, rounded, context), evaluate(y, rounded, context), context)
+    rounded_point = _round_point(point, context)
+    return divide(evaluate(x, rounded_point, context), evaluate(y, rounded_point, context), context)
   except ERRORS:
     return None
 

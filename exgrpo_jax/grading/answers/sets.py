@@ -75,22 +75,22 @@ def _ends(reading: Reading) -> Iterator[Tree]:
 
 def _rank(ends: Sequence[Tree]) -> Mapping[Tree, float]:
   """Rank the endpoints; raises _NoSetError if there are too many or they cannot be ordered."""
-  equal: list[list[Tree]] = []  # endpoints grouped by value
+  groups: list[list[Tree]] = []  # endpoints grouped by value
   for end in ends:
     if _is_infinite(end):
       continue
-    if place := next((trees for trees in equal if quantity.same(trees[0], end)), None):
-      place.append(end)
+    if group := next((group for group in groups if quantity.same(group[0], end)), None):
+      group.append(end)
     else:
-      equal.append([end])
-    if len(equal) > _MAX_ENDS:
+      groups.append([end])
+    if len(groups) > _MAX_ENDS:
       raise _NoSetError
-  if len(equal) > 1:
-    values = [value for trees in equal if (value := quantity.real_value(trees[0])) is not None]
-    if len(set(values)) < len(equal):
+  if len(groups) > 1:
+    values = [value for group in groups if (value := quantity.real_value(group[0])) is not None]
+    if len(set(values)) < len(groups):
       raise _NoSetError
-    equal = [trees for _, trees in sorted(zip(values, equal), key=lambda pair: pair[0])]
-  ranks: dict[Tree, float] = {end: rank for rank, trees in enumerate(equal) for end in trees}
+    groups = [group for _, group in sorted(zip(values, groups), key=lambda pair: pair[0])]
+  ranks: dict[Tree, float] = {end: rank for rank, group in enumerate(groups) for end in group}
   return ranks | {INFINITY: math.inf, MINUS_INFINITY: -math.inf}
 
 
@@ -106,12 +106,12 @@ def _pieces(reading: Reading, ranks: Mapping[Tree, float]) -> Pieces:
     first, last = 2 * low + (reading[1] == '('), 2 * high - (reading[2] == ')')
     return frozenset(piece for piece in _ALL if first <= piece <= last)
   if head in ('set', 'braces'):
-    return frozenset(int(2 * _finite(member, ranks)) for member in members)
+    return frozenset(int(2 * _rank_of(member, ranks)) for member in members)
   if head in ('differs', 'minus'):
-    *whole, excluded = members
-    if excluded[0] == 'quantity':
-      excluded = ('set', (excluded,))  # '\setminus 9' is '\setminus \{9\}'
-    return (_pieces(whole[0], ranks) if whole else _ALL) - _pieces(excluded, ranks)
+    *minuend, subtrahend = members
+    if subtrahend[0] == 'quantity':
+      subtrahend = ('set', (subtrahend,))  # '\setminus 9' is '\setminus \{9\}'
+    return (_pieces(minuend[0], ranks) if minuend else _ALL) - _pieces(subtrahend, ranks)
   sets = [_pieces(member, ranks) for member in members]
   combine = _OPERATIONS[head]
   if head == 'list' and any(member[0] == 'differs' for member in members):
@@ -123,7 +123,7 @@ def _pieces(reading: Reading, ranks: Mapping[Tree, float]) -> Pieces:
   return functools.reduce(combine, sets)
 
 
-def _finite(member: Reading, ranks: Mapping[Tree, float]) -> float:
+def _rank_of(member: Reading, ranks: Mapping[Tree, float]) -> float:
   if member[0] != 'quantity' or _is_infinite(member[1]):
     raise _NoSetError
   return ranks[member[1]]

@@ -131,10 +131,10 @@ def normalize_spelling(text: str) -> str:
 
 def _spell_out(match: re.Match[str]) -> str:
   r"""Return '^{12}' for '¹²', '_{2}' for '₂', and ' \frac{1}{2}' for '½'."""
-  plain = unicodedata.normalize('NFKC', match[0])
+  text = unicodedata.normalize('NFKC', match[0])
   if match.lastgroup:
-    return f'{"^" if match.lastgroup == "raised" else "_"}{{{plain}}}'
-  top, _, bottom = plain.partition('\N{FRACTION SLASH}')
+    return f'{"^" if match.lastgroup == "raised" else "_"}{{{text}}}'
+  top, _, bottom = text.partition('\N{FRACTION SLASH}')
   return f' \\frac{{{top}}}{{{bottom}}}'
 
 
@@ -146,13 +146,13 @@ def _remove_thousands(text: str) -> str:
   """
   parts, end, depth = [], 0, 0
   for match in _THOUSANDS.finditer(text):
-    between = text[end : match.start()]
-    depth += sum(between.count(c) for c in '([') - sum(between.count(c) for c in ')]')
-    depth += between.count(r'\{') - between.count(r'\}')
+    gap = text[end : match.start()]
+    depth += sum(gap.count(c) for c in '([') - sum(gap.count(c) for c in ')]')
+    depth += gap.count(r'\{') - gap.count(r'\}')
     number = match[0]
     if depth <= 0 or ',0' in number or number[-4] != ',':
       number = re.sub("[@,'.]", '', number)
-    parts += [between, number]
+    parts += [gap, number]
     end = match.end()
   return (''.join(parts) + text[end:]).replace('@', ', ')
 

@@ -78,8 +78,8 @@ def subtract(left: Tree, right: Tree) -> Tree:
 
 def symbols(tree: Any) -> frozenset[str]:
   """Return the names of the unknowns in a tree or tuple of trees; a call counts as 'f()'."""
-  found = (node for node in nodes(tree) if node[0] in ('symbol', 'call'))
-  names = frozenset(name if head == 'symbol' else f'{name}()' for head, name, *_ in found)
+  unknowns = (node for node in nodes(tree) if node[0] in ('symbol', 'call'))
+  names = frozenset(name if head == 'symbol' else f'{name}()' for head, name, *_ in unknowns)
   return names.difference(_CONSTANTS)
 
 
@@ -91,21 +91,21 @@ def heads(tree: Any) -> frozenset[str]:
 
 def nodes(tree: Any) -> Iterator[Tree]:
   """Yield a tree and all its subtrees."""
-  waiting = [tree]
-  while waiting:
-    node = waiting.pop()
+  stack = [tree]
+  while stack:
+    node = stack.pop()
     if isinstance(node, tuple) and node:
       if isinstance(node[0], str):
         yield node
-      waiting += node[::-1]
+      stack += node[::-1]
 
 
 def rewrite(tree: Any, replace: Callable[[Tree], Tree | None]) -> Any:
   """Replace a tree with `replace(tree)`; if that is None, rewrite its parts recursively."""
   if not isinstance(tree, tuple) or not tree:
     return tree
-  new = replace(tree)
-  return tuple(rewrite(child, replace) for child in tree) if new is None else new
+  replacement = replace(tree)
+  return tuple(rewrite(child, replace) for child in tree) if replacement is None else replacement
 
 
 def plain(tree: Tree) -> Tree:

@@ -101,7 +101,7 @@ def _add_prefixes(units: dict[str, _Unit]) -> dict[str, _Unit]:
       name = (prefix if prefix.islower() else word) + base.name
       unit = _Unit(name, base.size * Fraction(10) ** power, base.dimensions)
       symbols[prefix + symbol] = unit
-      units |= dict.fromkeys((name, *(word + long for long in words)), unit)
+      units |= dict.fromkeys((name, *(word + long_name for long_name in words)), unit)
   return symbols
 
 
@@ -142,8 +142,8 @@ def normalize_unit(name: str) -> str:
   name = _POWER_WORD.sub(lambda m: f'{m[2]}^{3 if m[1].lower() == "cubic" else 2}', name)
   unit = ''
   for part in re.findall(r'[A-Za-z]+|[^A-Za-z\s.]+', name):
-    known = _WITH_PREFIX.get(part) or _UNITS.get(part.lower())
-    word = known.name if known else part.lower().removesuffix('s')
+    entry = _WITH_PREFIX.get(part) or _UNITS.get(part.lower())
+    word = entry.name if entry else part.lower().removesuffix('s')
     unit += ' ' * (part.isalpha() and unit[-1:].isalnum()) + word
   return '' if unit.startswith('unit') else unit
 
