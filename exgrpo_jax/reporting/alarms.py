@@ -39,7 +39,7 @@ class History:
 
   recent: Run = ()  # metrics of the last WINDOW steps, oldest first
   silent_steps: int = 0  # steps in a row, up to now, with equal rewards in every group
-  warned: Mapping[str, float] = dataclasses.field(default_factory=dict)  # kind -> last step
+  warning_steps: Mapping[str, float] = dataclasses.field(default_factory=dict)  # kind -> last step
 
 
 def history(setup: Setup, records: Run) -> History:
@@ -56,18 +56,20 @@ def observe(
 ) -> tuple[History, tuple[str, ...]]:
   """Add a step's metrics; return the new history and the warnings that are now due."""
   step, recent = record['step'], (*past.recent, record)[-WINDOW:]
-  silent = past.silent_steps + 1 if record.get('groups/zero_advantage') == 1 else 0
-  seen = {'truncated': all_truncated(setup, record)}
+  silent_steps = past.silent_steps + 1 if record.get('groups/zero_advantage') == 1 else 0
+  warnings = {'truncated': all_truncated(setup, record)}
   if len(recent) == WINDOW:
-    seen |= {'pool': empty_pool(setup, recent), 'groups': silent_groups(recent)}
-  due = {
+    warnings |= {'pool': empty_pool(setup, recent), 'groups': silent_groups(recent)}
+  due_warnings = {
     kind: text
-    for kind, text in seen.items()
-    if text and step - past.warned.get(kind, -math.inf) >= PAUSE
+    for kind, text in warnings.items()
+    if text and step - past.warning_steps.get(kind, -math.inf) >= PAUSE
   }
-  texts = filter(None, (no_signal(record, silent), *due.values()))
-  warned = dict(past.warned) | dict.fromkeys(due, step)
-  return History(recent, silent, warned), tuple(f'step {step:.0f}: {text}' for text in texts)
+  texts = filter(None, (no_signal(record, silent_steps), *due_warnings.values()))
+  warning_steps = dict(past.warning_steps) | dict.fromkeys(due_warnings, step)
+  return History(recent, silent_steps, warning_steps), tuple(
+    f'step {step:.0f}: {text}' for text in texts
+  )
 
 
 def all_truncated(setup: Setup, metrics: Mapping[str, float]) -> str:
@@ -103,19 +105,19 @@ def empty_pool(setup: Setup, recent: Run) -> str:
   steps, fewer questions are left than the Q that each step needs.
   """
   first, last = recent[0], recent[-1]
-  retired = last['buffer/retired']
-  pace = (retired - first['buffer/retired']) / (last['step'] - first['step'])
+  num_retired = last['buffer/retired']
+  pace = (num_retired - first['buffer/retired']) / (last['step'] - first['step'])
   if pace <= 0:
     return ''
-  wait = (setup.pool - retired - setup.questions) / pace
-  empty = last['step'] + math.floor(wait) + 1
-  if max(empty, last['step']) >= setup.num_steps:
+  wait = (setup.pool - num_retired - setup.questions) / pace
+  empty_step = last['step'] + math.floor(wait) + 1
+  if max(empty_step, last['step']) >= setup.num_steps:
     return ''
-  later = f'From about step {empty:.0f} of {setup.num_steps} on, there will be'
-  since = later if wait >= 0 else 'There are now'
+  forecast = f'From about step {empty_step:.0f} of {setup.num_steps} on, there will be'
+  opening = forecast if wait >= 0 else 'There are now'
   return (
-    f'{retired:,.0f} of {setup.pool:,} training questions are retired, with {pace:.1f} retired per '
-    f'step over the last {WINDOW} steps. {since} fewer unretired questions than the '
+    f'{num_retired:,.0f} of {setup.pool:,} training questions are retired, with {pace:.1f} retired '
+    f'per step over the last {WINDOW} steps. {opening} fewer unretired questions than the '
     f'{setup.questions} that a step needs, so retired questions are reused. Use a larger '
     'config.data.train, fewer steps, or config.replay.retire=never.'
   )
@@ -139,16 +141,16 @@ def silent_groups(recent: Run) -> str:
 
 def grading(step: int, verdicts: Sequence[Sequence[Verdict]]) -> str:
   """Return a warning if grading failed for more than MAX_FAILURES of the responses, else ''."""
-  graded = [verdict for group in verdicts for verdict in group]
-  failed = [verdict for verdict in graded if verdict.outcome in FAILURES]
-  if len(failed) <= MAX_FAILURES * len(graded):
+  all_verdicts = [verdict for group in verdicts for verdict in group]
+  failures = [verdict for verdict in all_verdicts if verdict.outcome in FAILURES]
+  if len(failures) <= MAX_FAILURES * len(all_verdicts):
     return ''
   counts = ', '.join(
-    f'{sum(verdict.outcome == outcome for verdict in failed)} {outcome}' for outcome in FAILURES
+    f'{sum(verdict.outcome == outcome for verdict in failures)} {outcome}' for outcome in FAILURES
   )
   return (
-    f'step {step}: grading failed for {len(failed)} of {len(graded)} responses ({counts}). These '
-    f'responses count as wrong, with reward 0. First reason: {failed[0].reason}.'
+    f'step {step}: grading failed for {len(failures)} of {len(all_verdicts)} responses ({counts}). '
+    f'These responses count as wrong, with reward 0. First reason: {failures[0].reason}.'
   )
 
 
@@ -170,10 +172,12 @@ def last_step(score_by_step: Mapping[int, float], num_steps: int, patience: int)
   The run ends early after `patience` consecutive evaluations without improvement; a patience of 0
   disables early stopping. `score_by_step` contains all scores so far, earliest first.
   """
-  best, since = float('-inf'), 0
+  best_score, num_since_best = float('-inf'), 0
   for step, score in score_by_step.items():
-    best, since = (score, 0) if score > best else (best, since + 1)
-    if patience and since == patience:
+    best_score, num_since_best = (
+      (score, 0) if score > best_score else (best_score, num_since_best + 1)
+    )
+    if patience and num_since_best == patience:
       return min(step, num_steps)
   return num_steps
 
@@ -197,14 +201,14 @@ def breakdown(config: optimizer.OptimizerConfig, recent: Run) -> str:
         'damaged. Replace config.model.path or the warm start.'
       )
     names = ('entropy', 'loss', 'gradient_norm')
-    measured = ', '.join(f'{name.replace("_", " ")} {last[name]:g}' for name in names)
-    return f'{measured}: {no_probabilities(config)}'
+    values = ', '.join(f'{name.replace("_", " ")} {last[name]:g}' for name in names)
+    return f'{values}: {no_probabilities(config)}'
   window, updates = recent[-BREAKDOWN_WINDOW:], BREAKDOWN_WINDOW * config.updates_per_step
-  skipped = sum(record.get('optimizer/skipped', 0) for record in window)
-  if len(window) < BREAKDOWN_WINDOW or skipped <= MAX_SKIPPED * updates:
+  num_skipped = sum(record.get('optimizer/skipped', 0) for record in window)
+  if len(window) < BREAKDOWN_WINDOW or num_skipped <= MAX_SKIPPED * updates:
     return ''
   return (
-    f'{skipped:.0f} of the {updates} updates in the last {BREAKDOWN_WINDOW} steps were skipped '
+    f'{num_skipped:.0f} of the {updates} updates in the last {BREAKDOWN_WINDOW} steps were skipped '
     'because their gradient norms were not finite or exceeded config.optimizer.skip_above_norm='
     f'{config.skip_above_norm:g} (last step: {last["gradient_norm"]:g} on average), so '
     'the policy is barely learning. Train in a new --workdir with '

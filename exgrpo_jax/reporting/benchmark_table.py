@@ -113,24 +113,24 @@ def check_comparable(row: Row, others: Sequence[Row], folder: str) -> None:
   `content` and `responses`. Benchmarks missing from either row are not compared.
   """
   for other in others:
-    where = f"{row_path(folder, other['name'])} ('{other['name']}')"
+    location = f"{row_path(folder, other['name'])} ('{other['name']}')"
     for key in sorted({*row['settings'], *other['settings']}):
       here, there = row['settings'].get(key), other['settings'].get(key)
       if here != there:
         raise InputError(
-          f'config.{key}={here}: the row in {where} was evaluated with {there}, and all rows in a '
-          f'table need the same settings. Set config.{key}={there}, or choose another --out.'
+          f'config.{key}={here}: the row in {location} was evaluated with {there}, and all rows '
+          f'in a table need the same settings. Set config.{key}={there}, or choose another --out.'
         )
     for label in row['benchmarks'].keys() & other['benchmarks'].keys():
       here, there = row['benchmarks'][label], other['benchmarks'][label]
-      for key, what in (
+      for key, difference in (
         ('content', 'on different questions'),
         ('responses', 'with a different number of responses'),
       ):
         if here[key] != there[key]:
           raise InputError(
-            f'{label}: the row in {where} was evaluated {what} ({key} is {there[key]} there, '
-            f'but {here[key]} here). Use the same --data, or choose another --out.'
+            f'{label}: the row in {location} was evaluated {difference} ({key} is {there[key]} '
+            f'there, but {here[key]} here). Use the same --data, or choose another --out.'
           )
 
 
@@ -152,13 +152,13 @@ def write(out: str, suite: str, benchmarks: Sequence[Benchmark], rows: Sequence[
 def markdown(benchmarks: Sequence[Benchmark], rows: Sequence[Row]) -> str:
   """Return a Markdown table of percentages ± half the width of their intervals, with a legend."""
   header = ['']
-  for group, members in _grouped(benchmarks).items():
+  for group, members in _by_group(benchmarks).items():
     header += [*(benchmark.label for benchmark in members), f'average {GROUPS[group]}']
   lines = [header, ['---', *['---:'] * (len(header) - 1)]]
   for row in rows:
     line = [row['name']]
-    for score, over, of in _cells(benchmarks, row):
-      incomplete = f' ({over} of {of})' if over < of else ''
+    for score, count, total in _cells(benchmarks, row):
+      incomplete = f' ({count} of {total})' if count < total else ''
       line.append(
         f'{100 * score.value:.1f} ± {100 * score.half_width:.1f}{incomplete}' if score else '–'
       )
@@ -171,7 +171,7 @@ def markdown(benchmarks: Sequence[Benchmark], rows: Sequence[Row]) -> str:
 def comma_separated(benchmarks: Sequence[Benchmark], rows: Sequence[Row]) -> str:
   """Return a CSV table: values and intervals in percent, and each average's benchmark count."""
   header, text = ['name'], io.StringIO(newline='')
-  for group, members in _grouped(benchmarks).items():
+  for group, members in _by_group(benchmarks).items():
     for column in (*(benchmark.label for benchmark in members), f'average {GROUPS[group]}'):
       header += [column, f'{column} low', f'{column} high']
     header.append(f'average {GROUPS[group]} over')
@@ -179,17 +179,19 @@ def comma_separated(benchmarks: Sequence[Benchmark], rows: Sequence[Row]) -> str
   table.writerow(header)
   for row in rows:
     fields = [row['name']]
-    for score, over, of in _cells(benchmarks, row):
+    for score, count, total in _cells(benchmarks, row):
       fields += [f'{100 * value:.4f}' for value in score] if score else [''] * 3
-      fields += [str(over)] if of else []
+      fields += [str(count)] if total else []
     table.writerow(fields)
   return text.getvalue()
 
 
-def _grouped(benchmarks: Sequence[Benchmark]) -> dict[str, list[Benchmark]]:
+def _by_group(benchmarks: Sequence[Benchmark]) -> dict[str, list[Benchmark]]:
   """Map each non-empty group to its benchmarks, in column order."""
-  grouped = {group: [item for item in benchmarks if item.group == group] for group in GROUPS}
-  return {group: members for group, members in grouped.items() if members}
+  by_group = {
+    group: [benchmark for benchmark in benchmarks if benchmark.group == group] for group in GROUPS
+  }
+  return {group: members for group, members in by_group.items() if members}
 
 
 def _cells(benchmarks: Sequence[Benchmark], row: Row) -> list[tuple[Score | None, int, int]]:
@@ -199,12 +201,14 @@ def _cells(benchmarks: Sequence[Benchmark], row: Row) -> list[tuple[Score | None
   and how many its group contains. For an individual benchmark, both counts are 0.
   """
   cells: list[tuple[Score | None, int, int]] = []
-  for members in _grouped(benchmarks).values():
-    found = [row['benchmarks'].get(benchmark.label) for benchmark in members]
-    scores = [Score(one['score'], one['low'], one['high']) if one else None for one in found]
-    known = [score for score in scores if score]
+  for members in _by_group(benchmarks).values():
+    entries = [row['benchmarks'].get(benchmark.label) for benchmark in members]
+    scores = [
+      Score(entry['score'], entry['low'], entry['high']) if entry else None for entry in entries
+    ]
+    group_scores = [score for score in scores if score]
     cells += [(score, 0, 0) for score in scores]
-    cells.append((average(known) if known else None, len(known), len(members)))
+    cells.append((average(group_scores) if group_scores else None, len(group_scores), len(members)))
   return cells
 
 
@@ -214,18 +218,22 @@ def _legend(benchmarks: Sequence[Benchmark], rows: Sequence[Row]) -> str:
   for benchmark in benchmarks:
     measures.setdefault(benchmark.measure, []).append(benchmark.label)
   settings = rows[0]['settings'] if rows else {}
-  of_measure = '; '.join(f'{measure}: {", ".join(labels)}' for measure, labels in measures.items())
+  measure_text = '; '.join(
+    f'{measure}: {", ".join(labels)}' for measure, labels in measures.items()
+  )
   lines = [
-    f'Percent ± half the width of the 95% interval. {of_measure}.',
+    f'Percent ± half the width of the 95% interval. {measure_text}.',
     ', '.join(f'{key}={value}' for key, value in settings.items()),
   ]
-  without: dict[str, list[str]] = {}
+  names_by_missing: dict[str, list[str]] = {}
   for row in rows:
-    absent = [item.label for item in benchmarks if item.label not in row['benchmarks']]
-    without.setdefault(', '.join(absent), []).append(row['name'])
+    missing_labels = [
+      benchmark.label for benchmark in benchmarks if benchmark.label not in row['benchmarks']
+    ]
+    names_by_missing.setdefault(', '.join(missing_labels), []).append(row['name'])
   lines += [
-    f'Not evaluated on {absent} (no questions): {", ".join(names)}.'
-    for absent, names in without.items()
-    if absent
+    f'Not evaluated on {missing_labels} (no questions): {", ".join(names)}.'
+    for missing_labels, names in names_by_missing.items()
+    if missing_labels
   ]
   return '\n'.join(filter(None, lines))

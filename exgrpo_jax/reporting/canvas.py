@@ -104,10 +104,10 @@ def wrap(text: str, width: int) -> str:
 def line(ax: Axes, steps: np.ndarray, values: np.ndarray, text: str, **style: Any) -> np.ndarray:
   """Draw values over steps, smoothed if there are many steps; return the drawn values."""
   is_long = steps[-1] >= SMOOTHED_FROM and len(steps) >= _SPARSE
-  drawn = smoothed(values) if is_long else np.asarray(values, float)
+  drawn_values = smoothed(values) if is_long else np.asarray(values, float)
   marker = None if is_long else 'o'
-  ax.plot(steps, drawn, label=text, linewidth=1.5, marker=marker, markersize=3, **style)
-  return drawn
+  ax.plot(steps, drawn_values, label=text, linewidth=1.5, marker=marker, markersize=3, **style)
+  return drawn_values
 
 
 def legend(figure: Figure, axes: Sequence[Axes], note: str = '', at_right: bool = False) -> None:
@@ -115,18 +115,18 @@ def legend(figure: Figure, axes: Sequence[Axes], note: str = '', at_right: bool 
 
   `note` appears above the legend and explains bands and whiskers.
   """
-  found: dict[str, Any] = {}
+  handle_by_label: dict[str, Any] = {}
   for ax in axes:
     handles, texts = ax.get_legend_handles_labels()
     for handle, text in list(zip(handles, texts))[:: -1 if at_right else 1]:
-      found.setdefault(text, handle)
+      handle_by_label.setdefault(text, handle)
   if at_right:
-    figure.legend(list(found.values()), list(found), loc='outside right center')
+    figure.legend(list(handle_by_label.values()), list(handle_by_label), loc='outside right center')
     return
-  columns = int(figure.get_figwidth() / (_INCHES_OF_HANDLE + INCH * max(map(len, found))))
+  columns = int(figure.get_figwidth() / (_INCHES_OF_HANDLE + INCH * max(map(len, handle_by_label))))
   figure.legend(
-    list(found.values()),
-    list(found),
+    list(handle_by_label.values()),
+    list(handle_by_label),
     title=note,
     title_fontproperties={'size': 8},
     loc='outside lower center',
@@ -149,22 +149,22 @@ def picture(runs: Mapping[str, Sequence[Run]], path: pathlib.Path) -> None:
   Raises InputError if no metric has values.
   """
   names = (*tabulated(runs), *_TRAINING_METRICS)
-  found = {
+  lines_by_name = {
     name: {
       setting: series for setting, seeds in runs.items() if (series := over_seeds(seeds, name))
     }
     for name in names
   }
-  shown = {name: lines for name, lines in found.items() if lines}
-  if not shown:
+  panels = {name: lines for name, lines in lines_by_name.items() if lines}
+  if not panels:
     raise InputError(
       f'{path}: there is nothing to draw, because no run has any of these metrics: '
       f'{", ".join(names)}. Check the metrics.jsonl files of the runs.'
     )
   looks = dict(zip(runs, styles()))  # a setting looks the same in all panels
   with style():
-    figure, axes = wrapped(len(shown), _COLUMNS)
-    for ax, (name, lines) in zip(axes, shown.items()):
+    figure, axes = wrapped(len(panels), _COLUMNS)
+    for ax, (name, lines) in zip(axes, panels.items()):
       for setting, series in lines.items():
         low, high = series.mean - series.std, series.mean + series.std
         ax.fill_between(

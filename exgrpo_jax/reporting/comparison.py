@@ -78,8 +78,8 @@ def difference_95(difference_Q: np.ndarray, cluster_Q: _Clusters) -> Estimate:
   mean = float(difference_Q.mean())
   variance, clusters = _variance_of_mean(difference_Q, cluster_Q)
   if variance <= _ROUNDING:
-    unlike = 1 - 0.05 ** (1 / clusters)
-    return Estimate(mean, mean - unlike * (1 + mean), mean + unlike * (1 - mean))
+    other_share = 1 - 0.05 ** (1 / clusters)
+    return Estimate(mean, mean - other_share * (1 + mean), mean + other_share * (1 - mean))
   half = Z_95 * math.sqrt(variance)
   return Estimate(mean, max(mean - half, -1.0), min(mean + half, 1.0))
 
@@ -126,7 +126,7 @@ def bootstrap(values: np.ndarray, statistic: Callable[..., np.ndarray] = mean) -
     return Estimate(value, np.nan, np.nan)
   from scipy import stats  # importing it takes 0.75 s, and few commands need it
 
-  found = stats.bootstrap(
+  result = stats.bootstrap(
     (values,),
     statistic,
     n_resamples=RESAMPLES,
@@ -134,7 +134,7 @@ def bootstrap(values: np.ndarray, statistic: Callable[..., np.ndarray] = mean) -
     method='percentile',
     rng=np.random.default_rng(_SEED),
   )
-  low, high = map(float, found.confidence_interval)
+  low, high = map(float, result.confidence_interval)
   if math.isclose(low, high, abs_tol=ROUNDING):
     return Estimate(value, np.nan, np.nan)
   return Estimate(value, low, high)
@@ -208,8 +208,8 @@ def summaries(
 
   Runs without the score are left out, and so are settings in which no run has the score.
   """
-  scored = {label: list(filter(None, seeds)) for label, seeds in settings.items()}
-  step = last_common_step([scores for seeds in scored.values() for scores in seeds])
+  scores_by_label = {label: list(filter(None, seeds)) for label, seeds in settings.items()}
+  step = last_common_step([scores for seeds in scores_by_label.values() for scores in seeds])
   return step, {
     label: Summary(
       seeds=len(seeds),
@@ -218,7 +218,7 @@ def summaries(
       last=_spread([scores[max(scores)] for scores in seeds]),
       best=_spread([best(name, scores.values()) for scores in seeds]),
     )
-    for label, seeds in scored.items()
+    for label, seeds in scores_by_label.items()
     if seeds
   }
 
@@ -228,13 +228,13 @@ def _spread(values: Sequence[float]) -> Spread:
   return Spread(float(np.mean(values)), float(deviation))
 
 
-def last_common_step(evaluated: Sequence[Collection[int]]) -> int | None:
+def last_common_step(steps_by_run: Sequence[Collection[int]]) -> int | None:
   """Return the last step after 0 at which all runs were evaluated; None if no step qualifies.
 
   Step 0 is excluded, because it evaluates the policy before training.
   """
-  common = set.intersection(*map(set, evaluated)) if evaluated else set()
-  return max((step for step in common if step > 0), default=None)
+  common_steps = set.intersection(*map(set, steps_by_run)) if steps_by_run else set()
+  return max((step for step in common_steps if step > 0), default=None)
 
 
 def best(name: str, values: Iterable[float]) -> float:
@@ -258,37 +258,41 @@ def scores_by_column(run: Run) -> dict[str, float]:
 
   Examples: 'final/gsm8k/pass@1', 'final/gsm8k/pass@1_low' and 'final/gsm8k/pass@1_high'.
   """
-  found = {}
+  columns = {}
   for name in tabulated({'': [run]}):
     points = [record for record in run if name in record]
     for end, record in {'final': points[-1], 'best': at_best(name, points)}.items():
       for column in (name, f'{name}_low', f'{name}_high'):
         if column in record:
-          found[f'{end}/{column.removeprefix("eval/")}'] = record[column]
-  return found
+          columns[f'{end}/{column.removeprefix("eval/")}'] = record[column]
+  return columns
 
 
 # ---- Tables ----
 
 
-def table(runs: Mapping[str, Sequence[Run]], wanted: Mapping[str, int]) -> str:
+def table(runs: Mapping[str, Sequence[Run]], num_planned: Mapping[str, int]) -> str:
   """Return a Markdown table of a sweep's final and best evaluation scores, aggregated over seeds.
 
   A run's final score comes from its last evaluation; the 'step' column shows when that was. The
   best score is chosen by `best` and may come from the evaluation before training.
 
-  `runs` maps each setting to its finished runs. `wanted` maps each setting to its number of planned
-  runs, in row order.
+  `runs` maps each setting to its finished runs. `num_planned` maps each setting to its number of
+  planned runs, in row order.
   """
   rows: list[tuple[str, ...]] = [('evaluation', 'setting', 'seeds', 'step', 'final', 'best')]
   for name in tabulated(runs):
-    scored = {setting: [scores_of(run, name) for run in seeds] for setting, seeds in runs.items()}
-    found = summaries(name, scored)[1]
-    for setting, num_wanted in wanted.items():
-      own = found.get(setting)
-      count = own.seeds if own else 0
-      seeds = str(count) if count == num_wanted else f'{count} of {num_wanted}'
-      cells = (steps(own.last_steps), _text(own.last), _text(own.best)) if own else ('-',) * 3
+    scores = {setting: [scores_of(run, name) for run in seeds] for setting, seeds in runs.items()}
+    summary_of = summaries(name, scores)[1]
+    for setting, total in num_planned.items():
+      summary = summary_of.get(setting)
+      count = summary.seeds if summary else 0
+      seeds = str(count) if count == total else f'{count} of {total}'
+      cells = (
+        (steps(summary.last_steps), _text(summary.last), _text(summary.best))
+        if summary
+        else ('-',) * 3
+      )
       rows.append((name.removeprefix('eval/'), setting, seeds, *cells))
   return markdown(rows)
 
@@ -299,17 +303,17 @@ def tabulated(runs: Mapping[str, Sequence[Run]]) -> list[str]:
   return sorted(filter(_TABULATED.fullmatch, names))
 
 
-def steps(last: Iterable[int]) -> str:
+def steps(last_steps: Iterable[int]) -> str:
   """Format the steps at which runs were last evaluated: `3`, or `2 to 3` if the steps differ."""
-  found = sorted(set(last))
-  return '-' if not found else ' to '.join(map(str, dict.fromkeys((found[0], found[-1]))))
+  distinct = sorted(set(last_steps))
+  return '-' if not distinct else ' to '.join(map(str, dict.fromkeys((distinct[0], distinct[-1]))))
 
 
 def markdown(rows: Sequence[Sequence[str]]) -> str:
   """Format a Markdown table with aligned columns; the first row is the header."""
   widths = [max(map(len, column)) for column in zip(*rows)]
-  ruled = [rows[0], ['-' * width for width in widths], *rows[1:]]
-  return '\n'.join('| ' + ' | '.join(map(str.ljust, row, widths)) + ' |' for row in ruled)
+  lines = [rows[0], ['-' * width for width in widths], *rows[1:]]
+  return '\n'.join('| ' + ' | '.join(map(str.ljust, row, widths)) + ' |' for row in lines)
 
 
 def _text(spread: Spread) -> str:

@@ -24,14 +24,14 @@ def banner(
   rollout: RolloutSetup,
   evaluations: Sequence[QuestionSet],
   every: int,
-  done: int,
+  num_done: int,
   length: str,
   workdir: str,
 ) -> str:
   """Return the opening message: method, devices, model, data, steps and workdir.
 
-  `every` is the number of steps between evaluations, `done` is the number of finished steps, and
-  `length` is the number of steps as text.
+  `every` is the number of steps between evaluations, `num_done` is the number of finished steps,
+  and `length` is the number of steps as text.
   """
   mesh = rollout.meshes.training
   kind = mesh.devices.flat[0].device_kind
@@ -55,7 +55,7 @@ def banner(
     ),
     *[('evaluation', _size(questions)) for questions in evaluations],
     *[('', f'at the start, every {counted(every, "step")} and at the end')] * bool(evaluations),
-    ('steps', length + (f' ({done:,} already done)' if done else '')),
+    ('steps', length + (f' ({num_done:,} already done)' if num_done else '')),
     ('workdir', workdir),
   ]
   return _columns(rows)
@@ -69,10 +69,10 @@ def progress_line(
   def show(name: str, spec: str, width: int) -> str:
     return (format(metrics[name], spec) if name in metrics else '-').rjust(width)
 
-  left = '-'
+  time_left = '-'
   if seconds_left is not None:
     minutes, seconds = divmod(round(seconds_left), 60)
-    left = f'{minutes // 60}:{minutes % 60:02d}:{seconds:02d}'
+    time_left = f'{minutes // 60}:{minutes % 60:02d}:{seconds:02d}'
   memory = 'memory/device_peak'  # unknown on a CPU
   return ' | '.join(
     (
@@ -85,15 +85,15 @@ def progress_line(
       f'retired {show("buffer/retired", ".0f", 5)}',
       f'{show("perf/tokens_per_second", ",.0f", 7)} tok/s',
       *([f'{show(memory, ".1f", 5)} GiB'] if memory in metrics else []),
-      f'{left:>8} left',
+      f'{time_left:>8} left',
     )
   )
 
 
-def finished(workdir: str, done: int, length: str) -> str:
+def finished(workdir: str, num_done: int, length: str) -> str:
   """Return the message for a run that has taken more steps than `RunConfig.length` allows."""
   return (
-    f'{workdir}: the run is already finished. It has taken {counted(done, "step")}, and '
+    f'{workdir}: the run is already finished. It has taken {counted(num_done, "step")}, and '
     f'{length}. Nothing was changed. Set a larger --{length.partition("=")[0]} to continue the run.'
   )
 
@@ -129,10 +129,12 @@ def farewell(
     'this output': 'console.log',
   }
   paths = [(name, os.path.join(workdir, file)) for name, file in files.items()]
-  places = _columns([(name, path) for name, path in paths if os.path.exists(path)])
+  outputs = _columns([(name, path) for name, path in paths if os.path.exists(path)])
   commands = next_commands(workdir, program, can_evaluate, can_export)
-  next_ = '\n  '.join(['next:', *commands]) if commands else ''
-  return '\n'.join(filter(None, (summary_table(records), _learnt(records), places, next_)))
+  next_text = '\n  '.join(['next:', *commands]) if commands else ''
+  return '\n'.join(
+    filter(None, (summary_table(records), _evaluation_table(records), outputs, next_text))
+  )
 
 
 def summary_table(run: Run) -> str:
@@ -143,7 +145,9 @@ def summary_table(run: Run) -> str:
   best value. Metrics that appear in no record are left out.
   """
   names = {name for record in run for name in record if name.startswith('eval/')}
-  evaluations = [n for n in sorted(names) if not n.endswith(('_low', '_high', '/questions'))]
+  evaluations = [
+    name for name in sorted(names) if not name.endswith(('_low', '_high', '/questions'))
+  ]
   without_best = ('entropy', 'length/mean')
   rows: list[tuple[str, ...]] = [('', 'first', 'last', 'best', 'at step')]
   for name in ('reward', 'pass_rate/fresh', 'pass_rate/replay', *without_best, *evaluations):
@@ -153,16 +157,16 @@ def summary_table(run: Run) -> str:
       tenth = max(1, len(values) // 10)
       first, last = float(np.mean(values[:tenth])), float(np.mean(values[-tenth:]))
       best = math.nan if name in without_best else comparison.best(name, values)
-      at = next((str(step) for step, value in points if value == best), '-')
-      shown = '-' if math.isnan(best) else _shown(best)
-      rows.append((name, _shown(first), _shown(last), shown, at))
+      best_step = next((str(step) for step, value in points if value == best), '-')
+      best_text = '-' if math.isnan(best) else _format_value(best)
+      rows.append((name, _format_value(first), _format_value(last), best_text, best_step))
   widths = [max(map(len, column)) for column in zip(*rows)]
   return '\n'.join(
     '  '.join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in rows
   )
 
 
-def _shown(value: float) -> str:
+def _format_value(value: float) -> str:
   return f'{value:.3f}' if abs(value) < 100 else f'{value:,.0f}'
 
 
@@ -170,21 +174,21 @@ def _axes(mesh: Mesh) -> str:
   return ', '.join(f'{name}={size}' for name, size in mesh.shape.items())
 
 
-def _learnt(records: Run) -> str:
+def _evaluation_table(records: Run) -> str:
   """List each source's first and last score with 95% intervals; '' if there are no evaluations.
 
   The score is avg@k, or pass@1 if each question has one response.
   """
-  evaluated = [record for record in records if runs.score_names([[record]])]
-  if not evaluated:
+  evaluations = [record for record in records if runs.score_names([[record]])]
+  if not evaluations:
     return ''
-  last, rows = evaluated[-1], []
+  last, rows = evaluations[-1], []
   scores = set(runs.score_names([[last]]).values())
   for name in last:
     if name not in scores:
       continue
     source, _, measure = name.removeprefix('eval/').rpartition('/')
-    first = next(record for record in evaluated if name in record)
+    first = next(record for record in evaluations if name in record)
     points = [
       f'{record[name]:.3f} ({record[f"{name}_low"]:.3f} to {record[f"{name}_high"]:.3f}) '
       f'after step {record["step"]:.0f}'
@@ -201,10 +205,10 @@ def next_commands(
   out = os.path.join(workdir, 'export', 'last')
   checkpoint = f'--checkpoint={workdir}'
   # The shell finds the script only if the environment is activated.
-  named = shutil.which('tensorboard')
-  viewer = ['tensorboard'] if named else [sys.executable, '-m', 'tensorboard.main']
+  script = shutil.which('tensorboard')
+  viewer = ['tensorboard'] if script else [sys.executable, '-m', 'tensorboard.main']
   commands = list[list[str]]()
-  if named or importlib.util.find_spec('tensorboard'):  # it is not a dependency
+  if script or importlib.util.find_spec('tensorboard'):  # it is not a dependency
     commands.append([*viewer, f'--logdir={os.path.join(workdir, "tensorboard")}'])
   if can_evaluate:
     commands.append([*program, 'evaluate', checkpoint, '--samples=4'])

@@ -136,7 +136,7 @@ def check_wandb(project: str) -> None:
   Call this before any slow work. In a terminal, wandb asks for the API key.
   """
   if project and hosts.is_first():
-    with _explained(project, 'Set WANDB_API_KEY, run wandb login, or set WANDB_MODE=offline'):
+    with _explain_errors(project, 'Set WANDB_API_KEY, run wandb login, or set WANDB_MODE=offline'):
       _wandb(project).login()
 
 
@@ -150,7 +150,7 @@ def _start_wandb(
   """
   group = workdir.resolve().name
   remedy = 'Rerun the command. With WANDB_MODE=offline, wandb writes only to the workdir'
-  with _explained(project, remedy, status=1):
+  with _explain_errors(project, remedy, status=1):
     return _wandb(project).init(
       project=project,
       group=group,
@@ -161,13 +161,13 @@ def _start_wandb(
 
 
 @contextlib.contextmanager
-def _explained(project: str, remedy: str, status: int = 2) -> Iterator[None]:
+def _explain_errors(project: str, remedy: str, status: int = 2) -> Iterator[None]:
   """Turn wandb's errors into InputError."""
   try:
     yield
   except _wandb(project).Error as error:
-    why = ' '.join(str(error).split()).rstrip('.')
-    message = f"config.metrics.wandb_project='{project}': {why}. {remedy}."
+    reason = ' '.join(str(error).split()).rstrip('.')
+    message = f"config.metrics.wandb_project='{project}': {reason}. {remedy}."
     raise InputError(message, status) from error
 
 
@@ -307,8 +307,8 @@ class Writer:
     )
     path = workdir / FILE
     records = read(workdir, first_step)
-    known = sorted(record['step'] for record in records if record['step'])
-    if known != list(range(1, first_step)):
+    steps = sorted(record['step'] for record in records if record['step'])
+    if steps != list(range(1, first_step)):
       hosts.warn(
         f'{path}: the file must have one record for each step from 1 to {first_step - 1}, but some '
         'are missing or repeated. Stop the run and restore the file from a backup.'
@@ -338,17 +338,17 @@ class Writer:
     if not self._writes:
       return
     values = {name: float(value) for name, value in metrics.items()}
-    stamped = values | {'timestamp': time.time()}
-    self._file.write(json_line({'step': step, **stamped}))
+    record = values | {'timestamp': time.time()}
+    self._file.write(json_line({'step': step, **record}))
     self._file.flush()
     for name, value in values.items():  # without the time, which every event has anyway
       self._board.add_scalar(tag(name), value, step)
     for kind, is_replay in (('fresh', False), ('replayed', True)):
-      chosen = [row for row in rows if row['replayed'] == is_replay][:_TEXTS]
-      for number, row in enumerate(chosen, 1):
+      kind_rows = [row for row in rows if row['replayed'] == is_replay][:_TEXTS]
+      for number, row in enumerate(kind_rows, 1):
         self._board.add_text(f'completions/{kind}_{number}', markdown(row), step)
     if self._wandb:
-      self._wandb.log(stamped, step=step)
+      self._wandb.log(record, step=step)
 
   def flush(self) -> None:
     """Wait until metrics.jsonl is on disk, where it survives a power failure."""

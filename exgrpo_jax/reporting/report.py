@@ -44,7 +44,7 @@ class State(NamedTuple):
   text: str
 
 
-def state_of(workdir: str, records: Run, started: float, is_gone: bool, now: float) -> State:
+def state_of(workdir: str, records: Run, start_time: float, is_gone: bool, now: float) -> State:
   """Return a run's state at time `now`; it is 'stalled' when `clock.watched` would print a warning.
 
   Only steps since the latest start are timed, because a run may resume long after its last step
@@ -57,22 +57,22 @@ def state_of(workdir: str, records: Run, started: float, is_gone: bool, now: flo
     return State('waiting', 'Waiting for the first step.')
   config = runs.read_settings(workdir)
   step, last = round(records[-1]['step']), runs.last_step(config, records)
-  done = f'step {step} of {config["num_steps"]}'
+  progress = f'step {step} of {config["num_steps"]}'
   if step >= last:
-    return State('ended', f'The run ended after {done}.')
+    return State('ended', f'The run ended after {progress}.')
   if is_gone:
-    text = f'The run stopped after {done}: its process is gone. The Overview page shows the '
+    text = f'The run stopped after {progress}: its process is gone. The Overview page shows the '
     return State('stopped', text + 'command to resume it.')
-  times = [moment for record in records if (moment := record.get('timestamp', 0.0)) > started]
+  times = [moment for record in records if (moment := record.get('timestamp', 0.0)) > start_time]
   gaps = [after - before for before, after in itertools.pairwise(times)][-clock.RECENT :]
   if len(gaps) < clock.MEDIAN_STEPS:
-    return State('running', f'{done.capitalize()} has finished.')
-  pace, since = statistics.median(gaps), datetime.datetime.fromtimestamp(times[-1])
+    return State('running', f'{progress.capitalize()} has finished.')
+  pace, last_time = statistics.median(gaps), datetime.datetime.fromtimestamp(times[-1])
   if now - times[-1] > max(clock.FACTOR * pace, clock.LEAST_SECONDS):
-    text = f'No step has finished since {done} at {since:%H:%M:%S on %Y-%m-%d}, although a step '
-    text += f'usually takes {pace:.1f} s. The run may be stuck; its output may show where.'
+    text = f'No step has finished since {progress} at {last_time:%H:%M:%S on %Y-%m-%d}, although a '
+    text += f'step usually takes {pace:.1f} s. The run may be stuck; its output may show where.'
     return State('stalled', text)
-  text = f'{done.capitalize()} finished at {since:%H:%M:%S}; a step takes {pace:.1f} s.'
+  text = f'{progress.capitalize()} finished at {last_time:%H:%M:%S}; a step takes {pace:.1f} s.'
   return State('running', text)
 
 
@@ -95,44 +95,44 @@ class Server(http.server.ThreadingHTTPServer):
       ) from error
     self._workdirs, self._every = workdirs, every
     self._lock = threading.Lock()
-    self._seen: str | None = None  # the files' signature when the records were read
+    self._read_version: str | None = None  # the files' signature when the records were read
     self._records: list[Run] = []
     self._abandoned: set[tuple[str, float]] = set()  # locks without an owner: workdir, start time
-    self._next = 0.0
+    self._next_render = 0.0
     # The newest page (empty until all runs have metrics), its parts, and its runs in page order.
     self._page: contents.Parts = {'runs': [], 'title': ', '.join(workdirs), **_LIVE}
     self._parts: dict[str, str] = {}
-    self._shown: list[tuple[Recorded, contents.Pieces | None]] = []
+    self._page_runs: list[tuple[Recorded, contents.Pieces | None]] = []
 
   def refresh(self) -> list[State]:
     """Read new records, return the runs' states, and render a new page if it is due."""
     with self._lock:
       version = _signature(self._workdirs)
-      if version != self._seen:
+      if version != self._read_version:
         self._records = [runs.read_metrics(workdir) for workdir in self._workdirs]
-        self._seen = version
+        self._read_version = version
       states = list(map(self._state, self._workdirs, self._records))
       are_over = all(state.kind in ('ended', 'stopped') for state in states)
-      is_due = are_over or time.monotonic() >= self._next
+      is_due = are_over or time.monotonic() >= self._next_render
       if all(self._records) and version != self._page['version'] and is_due:
-        begun, groups = time.thread_time(), runs.read(self._workdirs)
-        self._shown = [(run, contents.open_pieces(run)) for run in _runs(groups)]
+        start, groups = time.thread_time(), runs.read(self._workdirs)
+        self._page_runs = [(run, contents.open_pieces(run)) for run in _runs(groups)]
         parts = _describe(groups, True, **_LIVE | {'version': version})
         page = parts.pop('page')
         self._parts = {name: contents.pack(part) for name, part in parts.items() if part}
         page['parts'] = {name: zlib.crc32(text.encode()) for name, text in self._parts.items()}
         self._page = page  # last, because `document` and `part` do not wait for the lock
-        spent = time.thread_time() - begun  # without the time in which training ran instead
-        self._next = time.monotonic() + max(self._every, 9 * spent)
+        seconds = time.thread_time() - start  # without the time in which training ran instead
+        self._next_render = time.monotonic() + max(self._every, 9 * seconds)
       return states
 
   def _state(self, workdir: str, records: Run) -> State:
     lock = pathlib.Path(workdir, RUN_LOCK)
-    started = lock.stat().st_mtime if lock.exists() else 0.0
-    if (workdir, started) not in self._abandoned and is_abandoned(lock):
-      self._abandoned.add((workdir, started))
-    is_gone = (workdir, started) in self._abandoned
-    return state_of(workdir, records, started, is_gone, time.time())
+    start_time = lock.stat().st_mtime if lock.exists() else 0.0
+    if (workdir, start_time) not in self._abandoned and is_abandoned(lock):
+      self._abandoned.add((workdir, start_time))
+    is_gone = (workdir, start_time) in self._abandoned
+    return state_of(workdir, records, start_time, is_gone, time.time())
 
   def news(self, version: str) -> dict[str, Any]:
     """Return the runs' states, and the newest page unless the reader already has this version."""
@@ -159,9 +159,11 @@ class Server(http.server.ThreadingHTTPServer):
   def texts(self, run: int, step: int) -> str | None:
     """Return the script with a step's texts, or None if there are none."""
     with self._lock:
-      recorded, pieces = self._shown[run] if run < len(self._shown) else (None, None)
-      found = contents.describe_step(recorded, pieces, step) if recorded and pieces else None
-      return found and contents.texts_script(f'{run}/{step}', found)
+      recorded_run, pieces = self._page_runs[run] if run < len(self._page_runs) else (None, None)
+      texts = (
+        contents.describe_step(recorded_run, pieces, step) if recorded_run and pieces else None
+      )
+      return texts and contents.texts_script(f'{run}/{step}', texts)
 
 
 class _Handler(http.server.BaseHTTPRequestHandler):
@@ -177,8 +179,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     if url.path == '/':
       self._answer(self.server.document(), 'text/html')
     elif url.path == '/news':
-      have = parse_qs(url.query).get('have', [''])[0]
-      self._answer(json.dumps(self.server.news(have)), 'application/json')
+      version = parse_qs(url.query).get('have', [''])[0]
+      self._answer(json.dumps(self.server.news(version)), 'application/json')
     elif part := self.server.part(url.path.removeprefix('/parts/')):
       self._answer(part, 'text/plain')
     elif texts and (script := self.server.texts(int(texts[1]), int(texts[2]))):
@@ -223,8 +225,8 @@ def write_report(
     if all_texts:  # a file for each run and each step with recorded responses
       folder.mkdir(exist_ok=True)
       for index, run in enumerate(_runs(groups)):
-        for step, found in contents.describe_steps(run):
-          script = contents.texts_script(f'{index}/{step}', found)
+        for step, texts in contents.describe_steps(run):
+          script = contents.texts_script(f'{index}/{step}', texts)
           contents.write(folder / f'{index}_{step:06d}.js', script)
     contents.write(out, text)
   except OSError as error:

@@ -108,10 +108,10 @@ def _read(workdir: str) -> Recorded:
 def read_settings(workdir: str) -> dict[str, Any]:
   """Read a run's config as dotted name -> value; raise InputError if a required name is missing."""
   config = flat(read_config(workdir))
-  if missing := [name for name in _NEEDED if name not in config]:
+  if missing_names := [name for name in _NEEDED if name not in config]:
     raise InputError(
-      f"{workdir}/config.json: this is not a run's config, because it lacks {', '.join(missing)}. "
-      'Restore this file from a backup.'
+      f"{workdir}/config.json: this is not a run's config, because it lacks "
+      f'{", ".join(missing_names)}. Restore this file from a backup.'
     )
   return config
 
@@ -124,18 +124,20 @@ def last_step(config: Mapping[str, Any], records: Run) -> int:
 
 def flat(values: Mapping[str, Any], prefix: str = '') -> dict[str, Any]:
   """Flatten a nested config into dotted name -> value."""
-  found: dict[str, Any] = {}
+  flat_values: dict[str, Any] = {}
   for name, value in values.items():
     is_section = isinstance(value, Mapping)
-    found |= flat(value, f'{prefix}{name}.') if is_section else {prefix + name: value}
-  return found
+    flat_values |= flat(value, f'{prefix}{name}.') if is_section else {prefix + name: value}
+  return flat_values
 
 
 def departures(config: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
   """Return (name, default, value) for a flat config's settings that differ from configs/base.py."""
   values = importlib.import_module(_BASE).get_config().to_dict()
   base = flat(json.loads(json.dumps(values)))  # in the same form as a run's config.json
-  return [(name, base.get(name), v) for name, v in config.items() if base.get(name) != v]
+  return [
+    (name, base.get(name), value) for name, value in config.items() if base.get(name) != value
+  ]
 
 
 def setting(run: Recorded) -> dict[str, Any]:
@@ -158,26 +160,26 @@ def _labels(settings: Sequence[Mapping[str, Any]]) -> list[str]:
   by_length = sorted(values, key=lambda name: (name != 'replay.ratio', sum(map(len, values[name]))))
   labels = [''] * len(settings)
   for name in by_length:
-    longer = [', '.join(filter(None, pair)) for pair in zip(labels, values[name])]
-    if len(set(longer)) > len(set(labels)):
-      labels = longer
+    longer_labels = [', '.join(filter(None, pair)) for pair in zip(labels, values[name])]
+    if len(set(longer_labels)) > len(set(labels)):
+      labels = longer_labels
   return labels
 
 
-def score_names(found: Sequence[Run]) -> dict[str, str]:
+def score_names(runs: Sequence[Run]) -> dict[str, str]:
   """Map each evaluation source to the name of its score: avg@k, or pass@1 if k is 1.
 
   If k changed during a run, the newest evaluation determines the name.
   """
-  newest: dict[str, float] = {}  # the last step of each metric
-  for record in (record for run in found for record in run):
-    newest |= {name: max(record.get('step', 0), newest.get(name, 0)) for name in record}
-  of_source: dict[str, str] = {}
+  last_steps: dict[str, float] = {}  # the last step of each metric
+  for record in (record for run in runs for record in run):
+    last_steps |= {name: max(record.get('step', 0), last_steps.get(name, 0)) for name in record}
+  name_of_source: dict[str, str] = {}
   # Later names replace earlier ones, so newer steps come later and, at the same step, avg@k.
-  for name in sorted(newest, key=lambda name: (newest[name], '/avg@' in name)):
+  for name in sorted(last_steps, key=lambda name: (last_steps[name], '/avg@' in name)):
     if match := re.fullmatch(r'eval/(.+)/(pass@1|avg@\d+)', name):
-      of_source[match[1]] = name
-  return dict(sorted(of_source.items()))
+      name_of_source[match[1]] = name
+  return dict(sorted(name_of_source.items()))
 
 
 # ---- Metrics over steps ----
@@ -214,7 +216,7 @@ def over_seeds(runs: Sequence[Run], name: str) -> Series | None:
   steps = sorted(set.intersection(*map(set, series)))
   if not steps:
     return None
-  return Series(np.array(steps), np.array([[values[s] for values in series] for s in steps]))
+  return Series(np.array(steps), np.array([[values[step] for values in series] for step in steps]))
 
 
 def smoothed(values: Sequence[float] | np.ndarray, points: int | None = None) -> np.ndarray:

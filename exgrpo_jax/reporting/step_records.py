@@ -126,13 +126,13 @@ def read(workdir: str | os.PathLike) -> Records:
   `read(workdir).responses['entropy'].to_numpy()` returns a column as a NumPy array. While a run
   is active, its latest steps may not be on disk yet. Raises InputError for a damaged file.
   """
-  found = []
+  sorted_tables = []
   for name in Records._fields:
     schema = SCHEMAS[name]
     table = pa.concat_tables([schema.empty_table(), *tables(workdir, name)])
     order = [(key, 'ascending') for key in ('step', 'group', 'sample') if key in schema.names]
-    found.append(table.sort_by(order))
-  return Records(*found)
+    sorted_tables.append(table.sort_by(order))
+  return Records(*sorted_tables)
 
 
 def tables(workdir: str | os.PathLike, name: str) -> Iterator[pa.Table]:
@@ -228,7 +228,7 @@ class Writer:
     if not self._writes:
       return
     self._await([future for future in self._pending if future.done()])
-    self._pending.append(self._thread.submit(self._take, step, rows))
+    self._pending.append(self._thread.submit(self._add_rows, step, rows))
 
   def flush(self) -> None:
     """Wait until all rows so far are on disk."""
@@ -242,7 +242,7 @@ class Writer:
       self._pending.remove(future)
       future.result()
 
-  def _take(self, step: int, rows: Rows) -> None:
+  def _add_rows(self, step: int, rows: Rows) -> None:
     window = (step - 1) // self._every * self._every + 1
     if window != self._window:
       self._write()
@@ -252,8 +252,8 @@ class Writer:
         is_present = exists(path)
         self._tables[name] = read_file(path, name) if is_present else SCHEMAS[name].empty_table()
     for name, columns in rows.items():
-      new = pa.table(dict(columns), schema=SCHEMAS[name])
-      self._tables[name] = pa.concat_tables([self._tables[name], new])
+      new_rows = pa.table(dict(columns), schema=SCHEMAS[name])
+      self._tables[name] = pa.concat_tables([self._tables[name], new_rows])
     self._is_written = False
     if step == window + self._every - 1:
       self._write()
@@ -276,5 +276,5 @@ def _drop(workdir: pathlib.Path, first_step: int) -> None:
       # Read the steps first, because reading all columns of a long run's records is slow.
       step_N = read_file(path, name, ['step'])['step'].to_numpy()
       if not (step_N < first_step).all() or not step_N.size:
-        kept = read_file(path, name).filter(compute.field('step') < first_step)
-        write_file(path, kept) if kept.num_rows else path.unlink()
+        kept_rows = read_file(path, name).filter(compute.field('step') < first_step)
+        write_file(path, kept_rows) if kept_rows.num_rows else path.unlink()

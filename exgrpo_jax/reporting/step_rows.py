@@ -79,10 +79,10 @@ def _responses(tokenizer: Tokenizer, experience: Experience) -> Iterator[_Row]:
     experience.scores,
     strict=True,
   )
-  for group, (question, responses, verdicts, replayed, scores) in enumerate(groups):
-    members = list(map(_fresh, responses, verdicts))
-    if replayed and scores:
-      members.append(_replayed(tokenizer, question, replayed, scores))
+  for group, (question, responses, verdicts, trajectory, scores) in enumerate(groups):
+    members = list(map(_fresh_row, responses, verdicts))
+    if trajectory and scores:
+      members.append(_replayed_row(tokenizer, question, trajectory, scores))
     samples = len(members)  # K in every group
     for sample, member in enumerate(members):
       row = group * samples + sample
@@ -101,14 +101,14 @@ def _responses(tokenizer: Tokenizer, experience: Experience) -> Iterator[_Row]:
       }
 
 
-def _fresh(response: Response, verdict: Verdict) -> _Row:
+def _fresh_row(response: Response, verdict: Verdict) -> _Row:
   return {
     'is_replay': False,
     'reward': verdict.reward,
     'components': verdict.components,
     'outcome': verdict.outcome,
-    'reason': _escaped(verdict.reason) if verdict.reason else None,
-    'answer': None if verdict.answer is None else _escaped(verdict.answer),
+    'reason': _escape(verdict.reason) if verdict.reason else None,
+    'answer': None if verdict.answer is None else _escape(verdict.answer),
     'length': response.num_own,
     'truncated': response.truncated,
     'entropy': float(np.mean(response.entropy[response.own])),
@@ -118,26 +118,26 @@ def _fresh(response: Response, verdict: Verdict) -> _Row:
   }
 
 
-def _escaped(text: str) -> str:
+def _escape(text: str) -> str:
   """Escape lone surrogates, which Arrow rejects."""
   return text.encode(errors='backslashreplace').decode()
 
 
-def _replayed(
-  tokenizer: Tokenizer, question: Question, replayed: Trajectory, scores: ReplayScores
+def _replayed_row(
+  tokenizer: Tokenizer, question: Question, trajectory: Trajectory, scores: ReplayScores
 ) -> _Row:
-  text, check_steps = tokenizer.decode(replayed.tokens), step_checker(question)
-  turns = [tokenizer.decode(replayed.tokens[own]) for own, _ in turn_places(replayed.turns)]
+  text, check_steps = tokenizer.decode(trajectory.tokens), step_checker(question)
+  turns = [tokenizer.decode(trajectory.tokens[span]) for span, _ in turn_places(trajectory.turns)]
   with np.errstate(over='ignore'):  # a past probability near 0 gives an infinite ratio
-    ratio = np.exp(scores.logp - replayed.logp[replayed.own])
+    ratio = np.exp(scores.logp - trajectory.logp[trajectory.own])
   # NumPy's variance is NaN if a ratio is infinite. The square of a large float32 is infinite too.
   variance = math.inf if np.isinf(ratio).any() else float(np.var(ratio, dtype=np.float64))
   return {
     'is_replay': True,
-    'reward': replayed.reward,
-    'outcome': _outcome(replayed),
-    'length': replayed.num_own,
-    'truncated': _is_truncated(tokenizer, replayed),
+    'reward': trajectory.reward,
+    'outcome': _outcome(trajectory),
+    'length': trajectory.num_own,
+    'truncated': _is_truncated(tokenizer, trajectory),
     'entropy': float(np.mean(scores.entropy)),
     'probability': float(np.mean(np.exp(scores.logp))),
     'has_code_block': any(map(has_code_block, turns or [text])),
@@ -148,22 +148,24 @@ def _replayed(
     'ratio_variance': variance,
     'shaped_mean': float(np.mean(scores.weight)),
     'shaped_variance': float(np.var(scores.weight)),
-    'times_replayed': replayed.times_replayed + 1,
+    'times_replayed': trajectory.times_replayed + 1,
   }
 
 
-def _is_truncated(tokenizer: Tokenizer, stored: Trajectory) -> bool:
+def _is_truncated(tokenizer: Tokenizer, trajectory: Trajectory) -> bool:
   """Return True if a stored trajectory was cut off at the limit.
 
   Trajectories that were imported or stored by earlier versions lack the flag, but a single turn
   without an end token was always cut off. An episode's last token does not show this.
   """
-  return stored.truncated or not (stored.turns or int(stored.tokens[-1]) in tokenizer.eos_ids)
+  return trajectory.truncated or not (
+    trajectory.turns or int(trajectory.tokens[-1]) in tokenizer.eos_ids
+  )
 
 
-def _outcome(stored: Trajectory) -> str:
+def _outcome(trajectory: Trajectory) -> str:
   # The buffer does not record whether a wrong response had an answer.
-  return 'correct' if stored.correct else 'wrong'
+  return 'correct' if trajectory.correct else 'wrong'
 
 
 def _questions(
@@ -171,18 +173,18 @@ def _questions(
 ) -> Iterator[_Row]:
   plan = experience.plan
   visits = zip(plan.questions, experience.replays, experience.verdicts)
-  for group, (question, replayed, verdicts) in enumerate(visits):
+  for group, (question, trajectory, verdicts) in enumerate(visits):
     row = question.row
-    asked = '\n\n'.join(turn.content for turn in question.messages if turn.role == 'user')
+    text = '\n\n'.join(turn.content for turn in question.messages if turn.role == 'user')
     retires = row in after.buffer.retired_epoch and row not in before.buffer.retired_epoch
     yield {
       'step': plan.step,
       'question': row,
       'group': group,
-      'text': _escaped(asked),
-      'answer': _escaped(question.answer),
-      'is_replay': replayed is not None,
-      'correctness': replay.group_correctness(config, verdicts, replayed),
+      'text': _escape(text),
+      'answer': _escape(question.answer),
+      'is_replay': trajectory is not None,
+      'correctness': replay.group_correctness(config, verdicts, trajectory),
       'bucket_before': before.bucket_of.get(row),
       'bucket_after': after.bucket_of.get(row),
       'retired_step': plan.step if retires else None,
@@ -192,24 +194,26 @@ def _questions(
 def _tokens(experience: Experience, groups: Collection[int]) -> Iterator[_Row]:
   plan = experience.plan
   for group in groups:
-    fresh = experience.responses[group]
-    members: list[tuple] = [(one, one.logp, one.entropy, None) for one in fresh]
-    replayed, scores = experience.replays[group], experience.scores[group]
-    if replayed and scores:
-      now = (at_own(replayed, values) for values in (scores.logp, scores.entropy))
-      members.append((replayed, *now, replayed.logp))
-    for sample, (written, logp, entropy, past_logp) in enumerate(members):
+    responses = experience.responses[group]
+    members: list[tuple] = [
+      (response, response.logp, response.entropy, None) for response in responses
+    ]
+    trajectory, scores = experience.replays[group], experience.scores[group]
+    if trajectory and scores:
+      current_values = (at_own(trajectory, values) for values in (scores.logp, scores.entropy))
+      members.append((trajectory, *current_values, trajectory.logp))
+    for sample, (response, logp, entropy, past_logp) in enumerate(members):
       yield {
         'step': plan.step,
         'question': plan.questions[group].row,
         'group': group,
         'sample': sample,
         # Arrays, not lists: converting them may be slow, so the writer's thread does it.
-        'tokens': written.tokens,
+        'tokens': response.tokens,
         'logp': logp,
         'entropy': entropy,
         'past_logp': past_logp,
-        'turns': [turn._asdict() for turn in written.turns] or None,
+        'turns': [turn._asdict() for turn in response.turns] or None,
       }
 
 
@@ -229,27 +233,27 @@ def sample_rows(tokenizer: Tokenizer, experience: Experience, count: int, seed: 
     if len(rows) >= count:
       break
     question, responses = plan.questions[group], experience.responses[group]
-    shared = {
+    question_columns = {
       'row': question.row,
       'question': tokenizer.decode(plan.prompts[group], special=True),
       'answer': question.answer,
     }
-    chosen, replayed = rng.integers(len(responses)), experience.replays[group]
-    fresh, verdict = responses[chosen], experience.verdicts[group][chosen]
-    origin = {'truncated': fresh.truncated, 'replayed': False}
-    shown = [(fresh, verdict, verdict.outcome, origin)]
-    if replayed:
-      is_cut = _is_truncated(tokenizer, replayed)
-      origin = {'truncated': is_cut, 'replayed': True, 'written_in_step': replayed.step}
-      shown.append((replayed, replayed, _outcome(replayed), origin))
-    for written, graded, outcome, origin in shown:
+    index, trajectory = rng.integers(len(responses)), experience.replays[group]
+    response, verdict = responses[index], experience.verdicts[group][index]
+    origin = {'truncated': response.truncated, 'replayed': False}
+    samples = [(response, verdict, verdict.outcome, origin)]
+    if trajectory:
+      is_cut = _is_truncated(tokenizer, trajectory)
+      origin = {'truncated': is_cut, 'replayed': True, 'written_in_step': trajectory.step}
+      samples.append((trajectory, trajectory, _outcome(trajectory), origin))
+    for sample, result, outcome, origin in samples:
       row = {
-        'response': tokenizer.decode(written.tokens, special=True),
-        'reward': graded.reward,
-        'correct': graded.correct,
+        'response': tokenizer.decode(sample.tokens, special=True),
+        'reward': result.reward,
+        'correct': result.correct,
         'outcome': outcome,
       }
-      rows.append(shared | row | origin)
+      rows.append(question_columns | row | origin)
   return rows[:count]
 
 
@@ -275,9 +279,9 @@ def measure_step(
   totals = _scalars(arrays)
   by_epoch = {
     f'{name}/epoch_{number}': value
-    for number, of_epoch in enumerate(sums, 1)
-    for name, value in objective.loss_metrics(_scalars(of_epoch)).items()
-    if len(sums) > 1 and of_epoch['updates'] and name.startswith(_PER_EPOCH)
+    for number, epoch_sums in enumerate(sums, 1)
+    for name, value in objective.loss_metrics(_scalars(epoch_sums)).items()
+    if len(sums) > 1 and epoch_sums['updates'] and name.startswith(_PER_EPOCH)
   }
   Q = experience.num_trained
   num_rollouts = len(experience.batch.advantage_B) // Q
@@ -314,24 +318,24 @@ def rollout_metrics(experience: Experience) -> dict[str, float]:
   tokens, ages in steps.
   """
   plan, replays, verdicts = experience.plan, experience.replays, experience.verdicts
-  fresh = [verdict for group in verdicts for verdict in group]
+  all_verdicts = [verdict for group in verdicts for verdict in group]
   responses = [response for group in experience.responses for response in group]
   lengths = [response.num_own for response in responses]
   rewards = [
-    [verdict.reward for verdict in group] + ([replayed.reward] if replayed else [])
-    for group, replayed in zip(verdicts[: experience.num_trained], replays)
+    [verdict.reward for verdict in group] + ([trajectory.reward] if trajectory else [])
+    for group, trajectory in zip(verdicts[: experience.num_trained], replays)
   ]
-  fresh_rewards = [verdict.reward for verdict in fresh]
+  fresh_rewards = [verdict.reward for verdict in all_verdicts]
   advantage_QK = np.reshape(experience.batch.advantage_B, (len(rewards), -1))
   metrics: dict[str, float] = {
     'reward': _mean(fresh_rewards),
-    'pass_rate/all': _mean([verdict.correct for verdict in fresh]),
+    'pass_rate/all': _mean([verdict.correct for verdict in all_verdicts]),
     'reward_std': float(np.std(fresh_rewards)),
     'reward_std_within': _mean([float(np.std(group)) for group in rewards]),
     'groups/zero_advantage': _mean(
       [
-        len(set(map(np.float32, own))) == 1 and not advantage_K.any()
-        for own, advantage_K in zip(rewards, advantage_QK)
+        len(set(map(np.float32, group_rewards))) == 1 and not advantage_K.any()
+        for group_rewards, advantage_K in zip(rewards, advantage_QK)
       ]
     ),
     'length/mean': _mean(lengths),
@@ -342,16 +346,18 @@ def rollout_metrics(experience: Experience) -> dict[str, float]:
     'replay/questions': sum(plan.is_drawn),
     'replay/rows': int(sum(plan.is_replay_Q)),
   }
-  components = [verdict.components for verdict in fresh if verdict.components]
+  components = [verdict.components for verdict in all_verdicts if verdict.components]
   for name in components[0] if components else ():
     metrics[f'rewards/{name}'] = _mean([values[name] for values in components])
   for outcome in OUTCOMES:
-    share = _mean([verdict.outcome == outcome for verdict in fresh])
+    share = _mean([verdict.outcome == outcome for verdict in all_verdicts])
     metrics[f'grading/{outcome.replace(" ", "_")}'] = share
-  for name, of_replay in (('fresh', False), ('replay', True)):
-    groups = [group for group, is_drawn in zip(verdicts, plan.is_drawn) if is_drawn == of_replay]
+  for name, is_replay in (('fresh', False), ('replay', True)):
+    groups = [group for group, is_drawn in zip(verdicts, plan.is_drawn) if is_drawn == is_replay]
     if groups:
-      metrics[f'pass_rate/{name}'] = _mean([one.correct for group in groups for one in group])
+      metrics[f'pass_rate/{name}'] = _mean(
+        [verdict.correct for group in groups for verdict in group]
+      )
   ages = [plan.step - trajectory.step for trajectory in replays if trajectory]
   if ages:
     metrics |= {'replay/age_mean': _mean(ages), 'replay/age_max': max(ages)}
@@ -369,31 +375,41 @@ def record_metrics(rows: Rows, num_rollouts: int) -> dict[str, float]:
   """
   responses, questions = rows['responses'], rows['questions']
 
-  def known(name: str, chosen: Sequence[bool]) -> list[float]:
-    return [value for value, yes in zip(responses[name], chosen) if yes and value is not None]
+  def values_of(name: str, mask: Sequence[bool]) -> list[float]:
+    return [
+      value
+      for value, is_selected in zip(responses[name], mask)
+      if is_selected and value is not None
+    ]
 
   replayed = responses['is_replay']
-  fresh = [not yes for yes in replayed]
-  correct = [yes and outcome == 'correct' for yes, outcome in zip(fresh, responses['outcome'])]
-  incorrect = [yes and outcome != 'correct' for yes, outcome in zip(fresh, responses['outcome'])]
-  times_replayed = known('times_replayed', replayed)
+  fresh = [not is_replay for is_replay in replayed]
+  correct = [
+    is_fresh and outcome == 'correct' for is_fresh, outcome in zip(fresh, responses['outcome'])
+  ]
+  incorrect = [
+    is_fresh and outcome != 'correct' for is_fresh, outcome in zip(fresh, responses['outcome'])
+  ]
+  times_replayed = values_of('times_replayed', replayed)
   values = {
     'groups/solved_by_all': [share == 1 for share in questions['correctness']],
     'groups/solved_by_none': [share == 0 for share in questions['correctness']],
-    'entropy/correct': known('entropy', correct),
-    'entropy/incorrect': known('entropy', incorrect),
-    'length/replayed': known('length', replayed),
-    'probability/fresh': known('probability', fresh),
-    'probability/replayed': known('probability', replayed),
-    'code_blocks/fresh': known('has_code_block', fresh),
-    'code_blocks/replayed': known('has_code_block', replayed),
-    'valid_steps/correct': known('valid_steps', correct),
+    'entropy/correct': values_of('entropy', correct),
+    'entropy/incorrect': values_of('entropy', incorrect),
+    'length/replayed': values_of('length', replayed),
+    'probability/fresh': values_of('probability', fresh),
+    'probability/replayed': values_of('probability', replayed),
+    'code_blocks/fresh': values_of('has_code_block', fresh),
+    'code_blocks/replayed': values_of('has_code_block', replayed),
+    'valid_steps/correct': values_of('valid_steps', correct),
     'replay/times_mean': times_replayed,
   }
   metrics = {name: _mean(members) for name, members in values.items() if members}
   if times_replayed:
-    before = zip(questions['bucket_before'], questions['is_replay'])
-    count_K = np.bincount([bucket for bucket, yes in before if yes], minlength=num_rollouts)
+    buckets = zip(questions['bucket_before'], questions['is_replay'])
+    count_K = np.bincount(
+      [bucket for bucket, is_replay in buckets if is_replay], minlength=num_rollouts
+    )
     metrics['replay/times_max'] = max(times_replayed)
     metrics |= {f'replay/bucket_{k}': int(count) for k, count in enumerate(count_K)}
   return metrics
@@ -403,8 +419,12 @@ def buffer_metrics(bucketed: Bucketed, num_rollouts: int) -> dict[str, float]:
   """Return buffer metrics, including the number of questions in each of `num_rollouts` buckets."""
   buffer = bucketed.buffer
   count_K = np.bincount(list(bucketed.bucket_of.values()), minlength=num_rollouts)
-  stored = (one for entry in buffer.entries.values() for one in entry.trajectories)
-  route_bytes = [one.routes.nbytes for one in stored if one.routes is not None]
+  trajectories = (
+    trajectory for entry in buffer.entries.values() for trajectory in entry.trajectories
+  )
+  route_bytes = [
+    trajectory.routes.nbytes for trajectory in trajectories if trajectory.routes is not None
+  ]
   return {
     'buffer/questions': len(buffer.entries),
     'buffer/retired': len(buffer.retired_epoch),

@@ -59,9 +59,9 @@ class DecodeSpec:
   @property
   def at_any_temperature(self) -> 'DecodeSpec':
     """Return the spec with temperature 1 (0 stays 0); pass the actual temperature to `decode`."""
-    kept = min(1.0, math.ceil(self.distribution.temperature))
+    temperature = min(1.0, math.ceil(self.distribution.temperature))
     return dataclasses.replace(
-      self, distribution=dataclasses.replace(self.distribution, temperature=kept)
+      self, distribution=dataclasses.replace(self.distribution, temperature=temperature)
     )
 
   @property
@@ -140,8 +140,8 @@ def empty(config: model.ShapeConfig, spec: DecodeSpec, length: int) -> tuple[Sta
     cache=model.init_cache(config, B, length + kv_cache.room_for(most_drafts)),
     routes_BSLC=routes(B, spec.longest_row),
   )
-  W, longest = spec.prompts, spec.max_prompt
-  prompts = Prompts(hidden(W), model.init_cache(config, W, longest), routes(W, longest))
+  W, max_prompt = spec.prompts, spec.max_prompt
+  prompts = Prompts(hidden(W), model.init_cache(config, W, max_prompt), routes(W, max_prompt))
   return laid_out(state), laid_out(prompts)
 
 
@@ -158,9 +158,9 @@ def resize_cache(config: model.ShapeConfig, state: State, length: int) -> State:
   def resize(layer: kv_cache.LayerCache, size: int) -> kv_cache.LayerCache:
     if size == kv_cache.length(layer):
       return layer
-    resized = resize_layer(layer, size)
+    new_layer = resize_layer(layer, size)
     jax.tree.map(lambda old: old.delete(), layer)
-    return resized
+    return new_layer
 
   sizes = config.layer_lengths(length)
   return state._replace(cache=tuple(map(resize, state.cache, sizes)))
@@ -207,8 +207,8 @@ def decode(
     token_B, logp_B, entropy_B = draw(
       config, sampling, unembedding, state.hidden_BD, key_B, state.length_B, temperature
     )
-    token_B, written_B = _read_or_written(forced, time, token_B, state.live_B)
-    ends_B = written_B & jnp.isin(token_B, jnp.array(sampling.eos_ids))
+    token_B, is_sampled_B = _next_tokens(forced, time, token_B, state.live_B)
+    ends_B = is_sampled_B & jnp.isin(token_B, jnp.array(sampling.eos_ids))
     length_B = state.length_B + state.live_B
     live_B = state.live_B & ~ends_B & (length_B < state.limit_B)
     hidden_BD, cache, routes_BTLC = model.decode(
@@ -268,16 +268,16 @@ def with_routes(
   state: State, routes_BTLC: jax.Array | None, is_new_BT: jax.Array
 ) -> jax.Array | None:
   """Store the routes of each row's new tokens, starting at the row's position."""
-  kept_BSLC = state.routes_BSLC
-  if kept_BSLC is None or routes_BTLC is None:
-    return kept_BSLC
+  routes_BSLC = state.routes_BSLC
+  if routes_BSLC is None or routes_BTLC is None:
+    return routes_BSLC
   place_BT = state.position_B[:, None] + jnp.arange(is_new_BT.shape[1])
-  place_BT = jnp.where(is_new_BT, place_BT, kept_BSLC.shape[1])
+  place_BT = jnp.where(is_new_BT, place_BT, routes_BSLC.shape[1])
   row_B1 = jnp.arange(len(place_BT))[:, None]
-  return kept_BSLC.at[row_B1, place_BT].set(routes_BTLC.astype(kept_BSLC.dtype), mode='drop')
+  return routes_BSLC.at[row_B1, place_BT].set(routes_BTLC.astype(routes_BSLC.dtype), mode='drop')
 
 
-def _read_or_written(
+def _next_tokens(
   forced: Forced | None, time: jax.Array, token_B: jax.Array, live_B: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
   """Return each row's next token, and a mask of the rows whose token was sampled."""
@@ -306,13 +306,13 @@ def laid_out(rows: _Rows) -> _Rows:
 def padded_unembedding(config: model.ShapeConfig, params: model.Params) -> jax.Array | OutputMajor:
   """Pad the unembedding to `token_sampling.padded_size` tokens."""
   unembedding = model.decode_unembedding(config, params)
-  more = token_sampling.padded_size(config.vocab_size) - config.vocab_size
-  if not more:
+  padding = token_sampling.padded_size(config.vocab_size) - config.vocab_size
+  if not padding:
     return unembedding
   if isinstance(unembedding, OutputMajor):
-    padded_VD = jnp.pad(unembedding.kernel_OI, ((0, more), (0, 0)))
+    padded_VD = jnp.pad(unembedding.kernel_OI, ((0, padding), (0, 0)))
     return OutputMajor(sharding.constrain(padded_VD, ('vocab', None)))
-  return sharding.constrain(jnp.pad(unembedding, ((0, 0), (0, more))), (None, 'vocab'))
+  return sharding.constrain(jnp.pad(unembedding, ((0, 0), (0, padding))), (None, 'vocab'))
 
 
 def nothing_decoded(state: State, N: int = TOKENS_PER_SYNC) -> Decoded:
@@ -357,12 +357,12 @@ def prefill(
   T = tokens_PT.shape[1]
   hidden_PTD, cache, routes_PTLC = model.prefill(config, params, tokens_PT, lengths_P, T)
   last_PD = hidden_PTD[jnp.arange(len(lengths_P)), lengths_P - 1]
-  updated = Prompts(
+  prompts = Prompts(
     hidden_WD=prompts.hidden_WD.at[place_P].set(last_PD, mode='drop'),
     cache=kv_cache.replace_rows(prompts.cache, place_P, cache),
     routes_WSLC=_with_row_routes(prompts.routes_WSLC, place_P, routes_PTLC),
   )
-  return laid_out(updated)
+  return laid_out(prompts)
 
 
 @functools.partial(jax.jit, donate_argnums=0)
@@ -397,7 +397,7 @@ def filled(
   def put(values: jax.Array, new: Array | bool) -> jax.Array:
     return values.at[slot_R].set(new, mode='drop')
 
-  updated = State(
+  state = State(
     hidden_BD=put(state.hidden_BD, hidden_RD),
     position_B=put(state.position_B, insertion.position_R),
     length_B=put(state.length_B, insertion.length_R),
@@ -407,14 +407,14 @@ def filled(
     cache=kv_cache.replace_rows(state.cache, slot_R, cache) if cache else state.cache,
     routes_BSLC=_with_row_routes(state.routes_BSLC, slot_R, routes_RTLC),
   )
-  return laid_out(updated)
+  return laid_out(state)
 
 
 def _with_row_routes(
-  kept_BSLC: jax.Array | None, row_R: Array, routes_RTLC: jax.Array | None
+  routes_BSLC: jax.Array | None, row_R: Array, routes_RTLC: jax.Array | None
 ) -> jax.Array | None:
   """Store the routes of the first T tokens of rows `row_R`. Out-of-range rows are dropped."""
-  if kept_BSLC is None or routes_RTLC is None:
-    return kept_BSLC
-  routes_RTLC = routes_RTLC.astype(kept_BSLC.dtype)
-  return kept_BSLC.at[row_R, : routes_RTLC.shape[1]].set(routes_RTLC, mode='drop')
+  if routes_BSLC is None or routes_RTLC is None:
+    return routes_BSLC
+  routes_RTLC = routes_RTLC.astype(routes_BSLC.dtype)
+  return routes_BSLC.at[row_R, : routes_RTLC.shape[1]].set(routes_RTLC, mode='drop')

@@ -43,8 +43,8 @@ def width(setting: str, slots: int, mesh: Mesh) -> int:
   if setting != 'auto':
     return int(setting)
   (rows,) = sharding.batch(mesh, slots).shard_shape((slots,))
-  free = _FREE_ROWS[mesh.devices.flat[0].platform]
-  return max(int(k) for k in CHOICES[:-1] if k == '0' or rows * (int(k) + 1) <= free)
+  free_rows = _FREE_ROWS[mesh.devices.flat[0].platform]
+  return max(int(k) for k in CHOICES[:-1] if k == '0' or rows * (int(k) + 1) <= free_rows)
 
 
 class Texts(NamedTuple):
@@ -78,11 +78,11 @@ class _Carry(NamedTuple):
   next_B: _Draws  # each row's next token, which is already part of `texts`
   texts: Texts
   decoded: Decoded
-  written_B: jax.Array  # int32, tokens in `decoded`
+  num_decoded_B: jax.Array  # int32, tokens in `decoded`
   counts: Counts
 
 
-class _Checked(NamedTuple):
+class _CheckedTokens(NamedTuple):
   """The tokens of a pass, checked against the draws."""
 
   token_BT: jax.Array  # the row's next token, then the drafts
@@ -110,47 +110,47 @@ def decode(
   The columns of `Decoded` and of `forced` have room for T tokens per pass.
   """
   S = model.cache_length(config, state.cache)
-  most = jnp.minimum(max_passes, decode_loop.TOKENS_PER_SYNC)
+  pass_limit = jnp.minimum(max_passes, decode_loop.TOKENS_PER_SYNC)
   live_before_B = state.live_B
   unembedding = decode_loop.padded_unembedding(config, params)
-  draw = functools.partial(_drawn, config, sampling, unembedding, temperature)
+  draw = functools.partial(_draw_tokens, config, sampling, unembedding, temperature)
 
   def goes_on(carry: _Carry) -> jax.Array:
     state = carry.state
     fits = jnp.all(~state.live_B | (state.position_B < S))
     has_enough = jnp.sum(live_before_B & ~state.live_B) >= min_finished
-    return (carry.counts.passes < most) & fits & ~has_enough
+    return (carry.counts.passes < pass_limit) & fits & ~has_enough
 
   def decode_pass(carry: _Carry) -> _Carry:
-    state, drafted = carry.state, propose(carry.texts, num_drafts)
-    token_BT = jnp.concatenate([carry.next_B.token[:, None], drafted[0]], axis=1)
-    token_BT, is_forced_BT = _read(forced, token_BT, carry.written_B)
-    hidden_BTD, new, routes_BTLC = model.decode_new(
+    state, proposal = carry.state, propose(carry.texts, num_drafts)
+    token_BT = jnp.concatenate([carry.next_B.token[:, None], proposal[0]], axis=1)
+    token_BT, is_forced_BT = _read_forced(forced, token_BT, carry.num_decoded_B)
+    hidden_BTD, new_cache, routes_BTLC = model.decode_new(
       config, params, jnp.maximum(token_BT, 0), state.position_B, state.cache
     )
     draws_BT = draw(hidden_BTD, state, 1)
-    following_BT, _ = _read(forced, draws_BT.token, carry.written_B + 1)
+    following_BT, _ = _read_forced(forced, draws_BT.token, carry.num_decoded_B + 1)
     ends_BT = ~is_forced_BT & jnp.isin(token_BT, jnp.array(sampling.eos_ids))
-    kept_BT = _kept(state, token_BT, following_BT, ends_BT, S)
+    kept_BT = _mark_kept(state, token_BT, following_BT, ends_BT, S)
     ended_B = jnp.any(kept_BT & ends_BT, axis=1)
-    checked = _Checked(token_BT, draws_BT, following_BT, kept_BT, ended_B)
-    counts = _counted(carry, drafted, is_forced_BT, kept_BT)
+    tokens = _CheckedTokens(token_BT, draws_BT, following_BT, kept_BT, ended_B)
+    counts = _add_counts(carry, proposal, is_forced_BT, kept_BT)
     rests_at = 0 if forced is None else S - 1
-    carry = _advanced(carry, checked, hidden_BTD, routes_BTLC, rests_at)
+    carry = _advance(carry, tokens, hidden_BTD, routes_BTLC, rests_at)
     count_B = jnp.maximum(jnp.sum(kept_BT, axis=1), 1)
-    cache = model.keep(config, state.cache, new, state.position_B, count_B)
+    cache = model.keep(config, state.cache, new_cache, state.position_B, count_B)
     return carry._replace(state=carry.state._replace(cache=cache), counts=counts)
 
   # Only the first of the T equal rows is used. A single row would round differently than a pass, so
   # results would depend on when the last call ended.
   hidden_BTD = jnp.repeat(state.hidden_BD[:, None], num_drafts + 1, axis=1)
   first_B1 = _Draws(*(x_BT[:, :1] for x_BT in draw(hidden_BTD, state, 0)))
-  begun = _begun(num_drafts, state, texts, forced, first_B1)
-  carry = jax.lax.while_loop(goes_on, decode_pass, begun)
+  start = _first_carry(num_drafts, state, texts, forced, first_B1)
+  carry = jax.lax.while_loop(goes_on, decode_pass, start)
   return decode_loop.laid_out(carry.state), *decode_loop.for_hosts((carry.decoded, carry.counts))
 
 
-def _drawn(
+def _draw_tokens(
   config: model.ShapeConfig,
   sampling: Sampling,
   unembedding: jax.Array | OutputMajor,
@@ -164,28 +164,28 @@ def _drawn(
   hidden_MD = hidden_BTD.reshape(B * T, D)
   key_M = jax.random.wrap_key_data(jnp.repeat(state.key_BX, T, axis=0))
   length_M = (state.length_B[:, None] + ahead + jnp.arange(T)).reshape(-1)
-  drawn = decode_loop.draw(config, sampling, unembedding, hidden_MD, key_M, length_M, temperature)
-  return _Draws(*(x_M.reshape(B, T) for x_M in drawn))
+  draws = decode_loop.draw(config, sampling, unembedding, hidden_MD, key_M, length_M, temperature)
+  return _Draws(*(x_M.reshape(B, T) for x_M in draws))
 
 
-def _begun(
+def _first_carry(
   num_drafts: int, state: State, texts: Texts, forced: Forced | None, first_B1: _Draws
 ) -> _Carry:
   """Return the carry before the first pass."""
-  zeros_B, nothing = jnp.zeros_like(state.length_B), jnp.zeros(len(SOURCES), jnp.int32)
-  token_B1, _ = _read(forced, first_B1.token, zeros_B)
+  zeros_B, zeros_X = jnp.zeros_like(state.length_B), jnp.zeros(len(SOURCES), jnp.int32)
+  token_B1, _ = _read_forced(forced, first_B1.token, zeros_B)
   texts = decode_loop.for_hosts(jax.tree.map(jnp.asarray, texts))
   return _Carry(
     state=state,
     next_B=_Draws(token_B1[:, 0], first_B1.logp[:, 0], first_B1.entropy[:, 0]),
     texts=_with_following(texts, token_B1, zeros_B + 1),
     decoded=decode_loop.nothing_decoded(state, decode_loop.TOKENS_PER_SYNC * (num_drafts + 1)),
-    written_B=zeros_B,
-    counts=Counts(jnp.int32(0), jnp.int32(0), nothing, nothing),
+    num_decoded_B=zeros_B,
+    counts=Counts(jnp.int32(0), jnp.int32(0), zeros_X, zeros_X),
   )
 
 
-def _read(
+def _read_forced(
   forced: Forced | None, token_BT: jax.Array, place_B: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
   """Replace tokens from index `place_B` on with any forced tokens, and mark the forced ones."""
@@ -198,7 +198,7 @@ def _read(
   return jnp.where(is_forced_BT, tokens_NB[place_BT, _rows(place_BT)], token_BT), is_forced_BT
 
 
-def _kept(
+def _mark_kept(
   state: State, token_BT: jax.Array, following_BT: jax.Array, ends_BT: jax.Array, S: int
 ) -> jax.Array:
   """Mark the tokens to keep: a row stops before a mismatch, after an end token or at a limit."""
@@ -210,15 +210,15 @@ def _kept(
   return kept_BT & state.live_B[:, None]
 
 
-def _advanced(
+def _advance(
   carry: _Carry,
-  checked: _Checked,
+  tokens: _CheckedTokens,
   hidden_BTD: jax.Array,
   routes_BTLC: jax.Array | None,
   rests_at: int,
 ) -> _Carry:
   """Return the carry after a pass, except for its cache and counts."""
-  state, (token_BT, draws_BT, following_BT, kept_BT, ended_B) = carry.state, checked
+  state, (token_BT, draws_BT, following_BT, kept_BT, ended_B) = carry.state, tokens
   count_B = jnp.sum(kept_BT, axis=1)
   last_B = jnp.maximum(count_B, 1) - 1
 
@@ -242,14 +242,14 @@ def _advanced(
     decoded=decoded._replace(
       length_B=length_B, live_B=live_B, ended_B=carry.decoded.ended_B | ended_B
     ),
-    written_B=carry.written_B + count_B,
+    num_decoded_B=carry.num_decoded_B + count_B,
   )
 
 
 def _with_tokens(carry: _Carry, token_BT: jax.Array, draws_BT: _Draws) -> Decoded:
   """Add tokens to the columns; the next pass overwrites tokens that are not kept."""
   decoded, next_B = carry.decoded, carry.next_B
-  place_BT = carry.written_B[:, None] + jnp.arange(token_BT.shape[1])
+  place_BT = carry.num_decoded_B[:, None] + jnp.arange(token_BT.shape[1])
 
   def put(values_NB: jax.Array, new_BT: jax.Array) -> jax.Array:
     return values_NB.at[place_BT, _rows(place_BT)].set(new_BT, mode='drop')
@@ -279,10 +279,10 @@ def _rows(x_BT: Array) -> jax.Array:
   return jnp.arange(len(x_BT))[:, None]
 
 
-def _counted(
-  carry: _Carry, drafted: tuple[jax.Array, jax.Array], is_forced_BT: jax.Array, kept_BT: jax.Array
+def _add_counts(
+  carry: _Carry, proposal: tuple[jax.Array, jax.Array], is_forced_BT: jax.Array, kept_BT: jax.Array
 ) -> Counts:
-  counts, live_B, (drafts_BK, source_BK) = carry.counts, carry.state.live_B, drafted
+  counts, live_B, (drafts_BK, source_BK) = carry.counts, carry.state.live_B, proposal
   is_draft_BK = (drafts_BK >= 0) & ~is_forced_BT[:, 1:] & live_B[:, None]
   of_source_XBK = source_BK == jnp.arange(len(SOURCES))[:, None, None]
   return Counts(

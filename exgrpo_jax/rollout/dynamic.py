@@ -28,41 +28,42 @@ from exgrpo_jax.rollout.stages import Responses, RolloutSetup
 
 def fresh_finished(plan: Plan, responses: Responses) -> int:
   """Count the fresh groups that have finished."""
-  done = map(partial.are_complete, responses)
-  return sum(yes and not is_drawn for yes, is_drawn in zip(done, plan.is_drawn))
+  complete = map(partial.are_complete, responses)
+  return sum(is_complete and not is_drawn for is_complete, is_drawn in zip(complete, plan.is_drawn))
 
 
 def most_finished(config: RolloutConfig, plan: Plan) -> int:
   """Return how many fresh groups a step may finish before it stops drawing questions."""
-  drawn = zip(plan.is_drawn, partial.drawn_in(plan))
-  replayed = sum(is_drawn and step == plan.step for is_drawn, step in drawn)
-  fresh = max(0, config.questions - replayed)
-  return math.floor(config.dynamic_sampling * fresh + replay.ROUNDING)
+  groups = zip(plan.is_drawn, partial.drawn_in(plan))
+  num_replayed = sum(is_drawn and step == plan.step for is_drawn, step in groups)
+  num_fresh = max(0, config.questions - num_replayed)
+  return math.floor(config.dynamic_sampling * num_fresh + replay.ROUNDING)
 
 
 def next_round(
-  config: RolloutConfig, graded: GradedGroups, gone: Sequence[int], waiting: int
+  config: RolloutConfig, graded: GradedGroups, dropped: Sequence[int], num_waiting: int
 ) -> partial.Round | None:
   """Plan the next round, or return None if the step can train.
 
   A round finishes at most Q groups. Its target is the number of missing groups divided by the
   fraction of the step's finished groups that are informative. Without partial rollouts, this leaves
-  fewer than Q surplus groups. With partial rollouts, new questions replace dropped groups. `gone`
-  lists the dropped groups, and `waiting` counts the fresh groups that had finished before the step.
+  fewer than Q surplus groups. With partial rollouts, new questions replace dropped groups.
+  `dropped` lists the dropped groups, and `num_waiting` counts the fresh groups that had finished
+  before the step.
   """
   plan, responses = graded.plan, graded.responses
-  if partial.ready(config, responses, plan.step, gone) is not None:
+  if partial.ready(config, responses, plan.step, dropped) is not None:
     return None
-  finished = fresh_finished(plan, responses) - waiting
-  left = most_finished(config, plan) - finished
-  if left <= 0:
-    chosen = partial.ready(config, responses, plan.step, gone, len(gone))
-    return None if chosen else partial.Round(dropped=gone, fillers=len(gone))
-  missing = max(0, config.questions + len(gone) - sum(map(partial.are_complete, responses)))
-  share = max(1, finished - len(gone)) / max(1, finished)
-  finish = min(left, config.questions, math.ceil(missing / share))
-  room = config.groups_in_flight + len(gone) - len(responses) if config.partial else finish
-  return partial.Round(max(0, room), finish, gone, max(0, missing - finish))
+  num_finished = fresh_finished(plan, responses) - num_waiting
+  remaining = most_finished(config, plan) - num_finished
+  if remaining <= 0:
+    groups = partial.ready(config, responses, plan.step, dropped, len(dropped))
+    return None if groups else partial.Round(dropped=dropped, fillers=len(dropped))
+  num_missing = max(0, config.questions + len(dropped) - sum(map(partial.are_complete, responses)))
+  share = max(1, num_finished - len(dropped)) / max(1, num_finished)
+  finish = min(remaining, config.questions, math.ceil(num_missing / share))
+  room = config.groups_in_flight + len(dropped) - len(responses) if config.partial else finish
+  return partial.Round(max(0, room), finish, dropped, max(0, num_missing - finish))
 
 
 def sample(
@@ -77,25 +78,25 @@ def sample(
   if not config.is_dynamic:
     return plan, *stages.generate(rollout, params, plan, grader.submit)
   responses: Responses = [group.responses for group in plan.partial_groups]
-  waiting, written = fresh_finished(plan, responses), _count_tokens(responses)
-  rounds, new, following = [], dict[Any, Verdict](), partial.WHOLE_STEP
-  while following is not None:
-    plan = with_more_questions(rollout, plan, following.draw)
-    responses, measured = stages.generate(rollout, params, plan, grader.submit, following)
-    graded, found = stages.graded(plan, responses, grader)
-    new |= found
-    before, written = written, _count_tokens(responses)
-    rounds.append((written - before, measured))
-    so_far = partial.in_flight(graded, range(len(responses)))
-    plan = dataclasses.replace(plan, partial_groups=so_far)
-    following = next_round(config, graded, stages.dropped(rollout, graded), waiting)
-  pool.refuse_all_failed(f'step {plan.step}', [new[place] for place in sorted(new)])
-  drawn = sum(group.drawn == plan.step and not group.is_drawn for group in plan.partial_groups)
-  return plan, responses, {**merged(rounds), 'groups/drawn': drawn}
+  num_waiting, num_tokens = fresh_finished(plan, responses), _count_tokens(responses)
+  rounds, verdicts, aim = [], dict[Any, Verdict](), partial.WHOLE_STEP
+  while aim is not None:
+    plan = with_more_questions(rollout, plan, aim.draw)
+    responses, metrics = stages.generate(rollout, params, plan, grader.submit, aim)
+    graded, new_verdicts = stages.graded(plan, responses, grader)
+    verdicts |= new_verdicts
+    tokens_before, num_tokens = num_tokens, _count_tokens(responses)
+    rounds.append((num_tokens - tokens_before, metrics))
+    groups = partial.in_flight(graded, range(len(responses)))
+    plan = dataclasses.replace(plan, partial_groups=groups)
+    aim = next_round(config, graded, stages.dropped(rollout, graded), num_waiting)
+  pool.refuse_all_failed(f'step {plan.step}', [verdicts[place] for place in sorted(verdicts)])
+  num_drawn = sum(group.drawn == plan.step and not group.is_drawn for group in plan.partial_groups)
+  return plan, responses, {**merged(rounds), 'groups/drawn': num_drawn}
 
 
 def _count_tokens(responses: Responses) -> int:
-  return sum(len(one.tokens) for group in responses for one in group)
+  return sum(len(response.tokens) for group in responses for response in group)
 
 
 def with_more_questions(rollout: RolloutSetup, plan: Plan, count: int) -> Plan:
@@ -125,7 +126,7 @@ def metrics(rollout: RolloutSetup, trained: GradedGroups) -> dict[str, float]:
   if not rollout.config.is_dynamic:
     return {}
   Q = len(trained.plan.questions) - trained.num_dropped
-  tokens = sum(one.num_own for group in trained.responses[Q:] for one in group)
+  tokens = sum(response.num_own for group in trained.responses[Q:] for response in group)
   return {
     'groups/dropped': trained.num_dropped,
     'groups/filled': len(stages.dropped(rollout, trained)) - trained.num_dropped,
@@ -139,14 +140,16 @@ def merged(rounds: Sequence[tuple[float, Mapping[str, float]]]) -> dict[str, flo
   Takes the maximum of '*_max' metrics, adds up environment times and counts (regardless of
   their names), and averages all other metrics, weighted by tokens.
   """
-  found = dict[str, float]()
-  for name in dict.fromkeys(name for _, measured in rounds for name in measured):
-    weights, numbers = zip(*((tokens, one[name]) for tokens, one in rounds if name in one))
+  step_metrics = dict[str, float]()
+  for name in dict.fromkeys(name for _, metrics in rounds for name in metrics):
+    weights, values = zip(
+      *((tokens, metrics[name]) for tokens, metrics in rounds if name in metrics)
+    )
     kind, _, rest = name.partition('/')
     if kind == 'environment' and rest not in ('turns_mean', 'turns_max', 'tokens_mean'):
-      found[name] = sum(numbers)
+      step_metrics[name] = sum(values)
     elif name.endswith('_max'):
-      found[name] = max(numbers)
+      step_metrics[name] = max(values)
     else:
-      found[name] = float(np.average(numbers, weights=weights if sum(weights) else None))
-  return found
+      step_metrics[name] = float(np.average(values, weights=weights if sum(weights) else None))
+  return step_metrics

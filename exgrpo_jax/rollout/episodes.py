@@ -57,9 +57,9 @@ class EpisodeSampler:
   ) -> tuple[list[Response], dict[str, float]]:
     """See `Sampler.generate`. Each request must have an `episode_question`."""
     play = _Play(self, on_finish)
-    first = [play.begin(request) for request in requests]
-    written, metrics = self.engine.generate(params, first, play.turn_written, play.more)
-    play.end(written)
+    first_requests = [play.begin(request) for request in requests]
+    responses, metrics = self.engine.generate(params, first_requests, play.turn_written, play.more)
+    play.end(responses)
     return [episode.response for episode in play.episodes], metrics | play.metrics()
 
 
@@ -71,8 +71,8 @@ class _Episode:
   request: Request
   start: Beginning
   response: Response  # the response so far
-  said: list[str]  # the text of each of the policy's turns
-  last: int | None = None  # engine row of the last turn
+  turn_texts: list[str]  # the text of each of the policy's turns
+  last_row: int | None = None  # engine row of the last turn
 
   @property
   def key(self) -> str:
@@ -96,10 +96,10 @@ class _Play:
   def __init__(self, sampler: EpisodeSampler, on_finish: OnFinish) -> None:
     self._sampler, self._on_finish = sampler, on_finish
     self.episodes: list[_Episode] = []
-    self._of_row: list[_Episode] = []
+    self._row_episodes: list[_Episode] = []
     self._waiting: dict[str, _Episode] = {}  # episodes without an answer, by key, in turn order
-    self._asked_at: dict[str, int] = {}  # the sync at which the turn ended, by key
-    self._arrived: dict[str, Answer] = {}  # answers that are not due yet, by key
+    self._end_syncs: dict[str, int] = {}  # the sync at which the turn ended, by key
+    self._early_answers: dict[str, Answer] = {}  # answers that are not due yet, by key
     self._sync, self._is_enough = 0, False
     self._seconds, self._idle = 0.0, 0.0
     self._counts = collections.defaultdict[str, float](float)  # sums by name
@@ -110,111 +110,117 @@ class _Play:
     place = self._sampler.purpose, request.step, request.question, request.sample
     rng = randomness.generator(self._sampler.seed, Purpose.ENVIRONMENT, *place)
     start = pool.beginning(request.episode_question, int(rng.integers(2**63)))
-    begun, tokenizer = request.prefix, self._sampler.tokenizer
-    said = [tokenizer.decode(begun.tokens[written]) for written, _ in turn_places(begun.turns)]
-    self.episodes.append(_Episode(len(self.episodes), request, start, request.prefix, said))
+    prefix, tokenizer = request.prefix, self._sampler.tokenizer
+    turn_texts = [tokenizer.decode(prefix.tokens[span]) for span, _ in turn_places(prefix.turns)]
+    self.episodes.append(_Episode(len(self.episodes), request, start, request.prefix, turn_texts))
     return self._next_turn(self.episodes[-1])
 
   def turn_written(self, row: int, response: Response) -> None:
     """Record a finished turn. If this host runs the environment, also send the turn to it."""
-    episode, tokenizer = self._of_row[row], self._sampler.tokenizer
-    self._keep(episode, response)
-    episode.last = row
-    episode.said.append(tokenizer.decode(response.tokens[episode.begin_of_turn :]))
-    self._waiting[episode.key], self._asked_at[episode.key] = episode, self._sync
+    episode, tokenizer = self._row_episodes[row], self._sampler.tokenizer
+    self._keep_tokens(episode, response)
+    episode.last_row = row
+    episode.turn_texts.append(tokenizer.decode(response.tokens[episode.begin_of_turn :]))
+    self._waiting[episode.key], self._end_syncs[episode.key] = episode, self._sync
     if episode.is_own:
-      self._sampler.environments.submit(episode.key, episode.start, episode.said)
+      self._sampler.environments.submit(episode.key, episode.start, episode.turn_texts)
 
   def more(self, is_idle: bool) -> list[Request] | None:
     """Return requests for the next turns of answered episodes; see `sampler.More`."""
     self._sync += 1
-    following = self._following(self._sync - _DELAY, is_idle)
-    while is_idle and self._waiting and not (following or self._is_enough):
-      following = self._following(self._sync - _DELAY, is_idle)
-    return None if self._is_enough else following
+    requests = self._next_requests(self._sync - _DELAY, is_idle)
+    while is_idle and self._waiting and not (requests or self._is_enough):
+      requests = self._next_requests(self._sync - _DELAY, is_idle)
+    return None if self._is_enough else requests
 
-  def end(self, written: Sequence[Response]) -> None:
+  def end(self, responses: Sequence[Response]) -> None:
     """Store the tokens of unfinished turns, and wait for the answers to finished turns."""
-    for episode, response in zip(self._of_row, written):
+    for episode, response in zip(self._row_episodes, responses):
       if not (response.is_complete or episode.response.is_complete):
-        self._keep(episode, response)
+        self._keep_tokens(episode, response)
     while self._waiting:
-      self._following(self._sync, is_idle=True)
+      self._next_requests(self._sync, is_idle=True)
 
   def metrics(self) -> dict[str, float]:
     """Compute turns and observed tokens per episode, environment times, and environment counts."""
     counts = {f'environment/{name}': count for name, count in self._counts.items()}
-    turns = [e.response.turns for e in self.episodes if e.response.is_complete]
-    if not turns:
+    turn_lists = [
+      episode.response.turns for episode in self.episodes if episode.response.is_complete
+    ]
+    if not turn_lists:
       return counts
-    observed = [sum(turn.observed for turn in own) for own in turns]
+    token_counts = [sum(turn.observed for turn in turns) for turns in turn_lists]
     return {
-      'environment/turns_mean': float(np.mean([len(own) for own in turns])),
-      'environment/turns_max': float(max(map(len, turns))),
-      'environment/tokens_mean': float(np.mean(observed)),
+      'environment/turns_mean': float(np.mean([len(turns) for turns in turn_lists])),
+      'environment/turns_max': float(max(map(len, turn_lists))),
+      'environment/tokens_mean': float(np.mean(token_counts)),
       'environment/seconds': self._seconds,
       'environment/idle_seconds': self._idle,  # while no slot was decoding
       **counts,
     }
 
-  def _keep(self, episode: _Episode, response: Response) -> None:
+  def _keep_tokens(self, episode: _Episode, response: Response) -> None:
     turns = episode.response.turns
     episode.response = dataclasses.replace(
       response, turns=turns, is_complete=False, truncated=False
     )
 
   def _next_turn(self, episode: _Episode) -> Request:
-    self._of_row.append(episode)
-    request, longest = episode.request, self._sampler.config.max_turn_tokens
-    limit = min(request.limit, episode.begin_of_turn + (longest or request.limit))
-    return dataclasses.replace(request, prefix=episode.response, limit=limit, follows=episode.last)
+    self._row_episodes.append(episode)
+    request, max_tokens = episode.request, self._sampler.config.max_turn_tokens
+    limit = min(request.limit, episode.begin_of_turn + (max_tokens or request.limit))
+    return dataclasses.replace(
+      request, prefix=episode.response, limit=limit, follows=episode.last_row
+    )
 
-  def _following(self, last_sync: int, is_idle: bool) -> list[Request]:
+  def _next_requests(self, last_sync: int, is_idle: bool) -> list[Request]:
     """Process answers that have arrived (or are due, if `in_order`) and request the next turns."""
-    since = time.monotonic()
+    start = time.monotonic()
     if self._sampler.in_order:
-      answers = self._due(last_sync, is_idle)
+      answers = self._due_answers(last_sync, is_idle)
     else:
       answers = self._sampler.environments.answers(wait=is_idle and bool(self._waiting))
-    self._idle += time.monotonic() - since if is_idle else 0.0
-    episodes = [self._answered(answer) for answer in answers]
+    self._idle += time.monotonic() - start if is_idle else 0.0
+    episodes = [self._apply_answer(answer) for answer in answers]
     return [self._next_turn(episode) for episode in episodes if not episode.response.is_complete]
 
-  def _due(self, last_sync: int, is_idle: bool) -> list[Answer]:
+  def _due_answers(self, last_sync: int, is_idle: bool) -> list[Answer]:
     """Await answers to turns that ended by `last_sync`; if idle, await at least the oldest ones."""
-    oldest = next(iter(self._asked_at.values()), 0) if is_idle else 0
-    due = [key for key, sync in self._asked_at.items() if sync <= max(last_sync, oldest)]
-    own = [key for key in due if self._waiting[key].is_own]
-    while any(key not in self._arrived for key in own):
-      arrived = self._sampler.environments.answers(wait=True)
-      self._arrived |= {answer.key: answer for answer in arrived}
-    shares = hosts.all_gather([self._arrived.pop(key).as_json() for key in own]) if due else []
-    answers = {(found := Answer.of_json(value)).key: found for share in shares for value in share}
-    return [answers[key] for key in due]
+    oldest = next(iter(self._end_syncs.values()), 0) if is_idle else 0
+    keys = [key for key, sync in self._end_syncs.items() if sync <= max(last_sync, oldest)]
+    own_keys = [key for key in keys if self._waiting[key].is_own]
+    while any(key not in self._early_answers for key in own_keys):
+      new_answers = self._sampler.environments.answers(wait=True)
+      self._early_answers |= {answer.key: answer for answer in new_answers}
+    shares = (
+      hosts.all_gather([self._early_answers.pop(key).as_json() for key in own_keys]) if keys else []
+    )
+    answers = {(answer := Answer.of_json(value)).key: answer for share in shares for value in share}
+    return [answers[key] for key in keys]
 
-  def _answered(self, answer: Answer) -> _Episode:
+  def _apply_answer(self, answer: Answer) -> _Episode:
     """Apply an answer to its episode, and return the episode, which may now be complete."""
     episode, result = self._waiting.pop(answer.key), answer.result
-    del self._asked_at[answer.key]
+    del self._end_syncs[answer.key]
     self._seconds += answer.seconds
     response, config, begin = episode.response, self._sampler.config, episode.begin_of_turn
     turn = Turn(len(response.tokens) - begin, 0, 0.0)
     if isinstance(result, Failure):
       response = dataclasses.replace(response, turns=(*response.turns, turn))
-      self._complete(episode, response, Verdict(0.0, result.outcome, result.reason))
+      self._complete_episode(episode, response, Verdict(0.0, result.outcome, result.reason))
       return episode
     for name, count in result.counts.items():
       self._counts[name] += count
-    written, said = response.tokens[begin:], as_messages(result.messages)
+    turn_tokens, messages = response.tokens[begin:], as_messages(result.messages)
     formats = self._sampler.tokenizer, self._sampler.prompts
-    observed = tokenizer.observed_tokens(*formats, written, said)
-    is_last = result.done or len(episode.said) >= config.max_turns  # nobody reads the reply
-    is_full = len(response.tokens) + len(observed) * (not is_last) >= episode.request.limit
+    observation = tokenizer.observed_tokens(*formats, turn_tokens, messages)
+    is_last = result.done or len(episode.turn_texts) >= config.max_turns  # nobody reads the reply
+    is_full = len(response.tokens) + len(observation) * (not is_last) >= episode.request.limit
     goes_on = not (is_last or is_full)
-    observed = observed if goes_on else observed[:0]
-    turn = turn._replace(observed=len(observed), reward=result.reward)
+    observation = observation if goes_on else observation[:0]
+    turn = turn._replace(observed=len(observation), reward=result.reward)
     response = dataclasses.replace(
-      response.observing(observed),
+      response.observing(observation),
       turns=(*response.turns, turn),
       truncated=is_full and not result.done,
     )
@@ -223,12 +229,12 @@ class _Play:
       return episode
     if not result.done and episode.is_own:
       self._sampler.environments.leave(answer.key)
-    self._complete(episode, response, verdict(config, response, result.success))
+    self._complete_episode(episode, response, verdict(config, response, result.success))
     return episode
 
-  def _complete(self, episode: _Episode, response: Response, judged: Verdict) -> None:
-    judged = judged._replace(has_code_block=any(map(has_code_block, episode.said)))
-    episode.response = dataclasses.replace(response, is_complete=True, verdict=judged)
+  def _complete_episode(self, episode: _Episode, response: Response, verdict: Verdict) -> None:
+    verdict = verdict._replace(has_code_block=any(map(has_code_block, episode.turn_texts)))
+    episode.response = dataclasses.replace(response, is_complete=True, verdict=verdict)
     self._is_enough |= bool(self._on_finish(episode.index, episode.response))
 
 

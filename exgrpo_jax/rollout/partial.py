@@ -56,12 +56,12 @@ def continuing(
 
 def drawn_in(plan: Plan) -> list[int]:
   """Return the step that drew each group."""
-  drawn = [group.drawn for group in plan.partial_groups]
-  return drawn + [plan.step] * (len(plan.questions) - len(drawn))
+  steps = [group.drawn for group in plan.partial_groups]
+  return steps + [plan.step] * (len(plan.questions) - len(steps))
 
 
 def trained(
-  begun: Sequence[int], complete: Sequence[bool], step: int, questions: int, max_age: int
+  first_steps: Sequence[int], complete: Sequence[bool], step: int, questions: int, max_age: int
 ) -> list[int] | None:
   """Choose the oldest complete groups for training in `step`; return None to keep generating.
 
@@ -70,18 +70,22 @@ def trained(
   due `1 + i // questions` steps later. So no group gets too old as long as at most
   `questions * (max_age + 1)` groups are in flight.
 
-  `begun` lists the step of each group's first token, or `step` for groups without tokens.
+  `first_steps` lists the step of each group's first token, or `step` for groups without tokens.
   `complete` is True for groups whose responses are all complete. A step trains on `questions`
   groups (Q), at most `max_age` steps after their first tokens.
   """
-  by_age = sorted(range(len(begun)), key=lambda group: begun[group])  # stable: ties keep draw order
-  chosen = [group for group in by_age if complete[group]][:questions]
-  if len(chosen) < questions:
+  # The sort is stable, so ties keep draw order.
+  by_age = sorted(range(len(first_steps)), key=lambda group: first_steps[group])
+  oldest = [group for group in by_age if complete[group]][:questions]
+  if len(oldest) < questions:
     return None
-  left = [group for group in by_age if group not in chosen]
-  if any(begun[group] + max_age <= step + place // questions for place, group in enumerate(left)):
+  remaining = [group for group in by_age if group not in oldest]
+  if any(
+    first_steps[group] + max_age <= step + place // questions
+    for place, group in enumerate(remaining)
+  ):
     return None
-  return sorted(chosen)
+  return sorted(oldest)
 
 
 def ready(
@@ -96,19 +100,21 @@ def ready(
   Skips groups in `dropped`, but adds back up to `fillers` of them if too few others are complete.
   """
   groups = [group for group in range(len(responses)) if group not in dropped]
-  begun = [min(one.first_step(step) for one in responses[group]) for group in groups]
+  first_steps = [
+    min(response.first_step(step) for response in responses[group]) for group in groups
+  ]
   complete = [are_complete(responses[group]) for group in groups]
   # Add only as many as are missing, because a dropped group cannot wait for the next step.
-  extra = dropped[: max(0, min(fillers, config.questions - sum(complete)))]
-  groups, begun = [*groups, *extra], [*begun, *[step] * len(extra)]
-  complete += [True] * len(extra)
-  chosen = trained(begun, complete, step, config.questions, config.max_staleness)
-  return None if chosen is None else [groups[place] for place in chosen]
+  filler_groups = dropped[: max(0, min(fillers, config.questions - sum(complete)))]
+  groups, first_steps = [*groups, *filler_groups], [*first_steps, *[step] * len(filler_groups)]
+  complete += [True] * len(filler_groups)
+  places = trained(first_steps, complete, step, config.questions, config.max_staleness)
+  return None if places is None else [groups[place] for place in places]
 
 
 def are_complete(responses: Sequence[Response]) -> bool:
   """Return True if all of a group's responses are complete."""
-  return all(one.is_complete for one in responses)
+  return all(response.is_complete for response in responses)
 
 
 def is_informative(config: ReplayConfig, verdicts: Sequence[Verdict]) -> bool:
@@ -136,7 +142,7 @@ def dropped(config: ReplayConfig, graded: GradedGroups, mask_truncated: bool) ->
     for group, (is_drawn, responses, verdicts) in enumerate(groups)
     if not is_drawn and are_complete(responses)
     if not is_informative(config, verdicts)
-    or (mask_truncated and all(one.truncated for one in responses))
+    or (mask_truncated and all(response.truncated for response in responses))
   ]
 
 
@@ -160,28 +166,30 @@ def continued(config: RolloutConfig, before: Response, now: Response, step: int)
   """
   if not config.keeps_groups:
     return now
-  written = len(now.tokens) - before.tokens_before(step)
-  earlier = (span for span in before.spans if span.step < step)
-  spans = (*earlier, Span(step, written)) if written else before.spans
+  num_new = len(now.tokens) - before.tokens_before(step)
+  earlier_spans = (span for span in before.spans if span.step < step)
+  spans = (*earlier_spans, Span(step, num_new)) if num_new else before.spans
   return dataclasses.replace(now, tis_weight=before.tis_weight, spans=spans)
 
 
 def verdicts(plan: Plan) -> dict[tuple[int, int], Verdict]:
   """Return the verdicts from earlier steps, by group and sample."""
-  found = {}
+  verdicts_by_place = {}
   for number, group in enumerate(plan.partial_groups):
-    complete = [sample for sample, one in enumerate(group.responses) if one.is_complete]
-    found |= {(number, sample): one for sample, one in zip(complete, group.verdicts, strict=True)}
-  return found
+    samples = [sample for sample, response in enumerate(group.responses) if response.is_complete]
+    verdicts_by_place |= {
+      (number, sample): verdict for sample, verdict in zip(samples, group.verdicts, strict=True)
+    }
+  return verdicts_by_place
 
 
 def in_flight(graded: GradedGroups, groups: Sequence[int]) -> tuple[PartialGroup, ...]:
   """Convert the given groups to `PartialGroup`s that the next step or round can continue."""
-  plan, drawn = graded.plan, drawn_in(graded.plan)
+  plan, draw_steps = graded.plan, drawn_in(graded.plan)
   return tuple(
     PartialGroup(
       question_row=plan.questions[group].row,
-      drawn=drawn[group],
+      drawn=draw_steps[group],
       is_drawn=plan.is_drawn[group],
       responses=tuple(graded.responses[group]),
       verdicts=tuple(graded.verdicts[group]),
@@ -200,14 +208,14 @@ def split(
   if not config.keeps_groups:
     return graded
   plan, responses, verdicts = graded.plan, graded.responses, graded.verdicts
-  chosen = ready(config, responses, plan.step, dropped, len(dropped))
-  assert chosen is not None, 'generate must not return before the step can train'
+  groups = ready(config, responses, plan.step, dropped, len(dropped))
+  assert groups is not None, 'generate must not return before the step can train'
   rng = randomness.generator(seed, Purpose.TRAINED_ORDER, plan.step)
-  order = rng.permutation(chosen).tolist()
+  order = rng.permutation(groups).tolist()
   untrained = [group for group in dropped if group not in order]
   order += untrained
-  left = [group for group in range(len(plan.questions)) if group not in order]
-  trained = dataclasses.replace(
+  remaining = [group for group in range(len(plan.questions)) if group not in order]
+  trained_plan = dataclasses.replace(
     plan,
     questions=tuple(plan.questions[group] for group in order),
     prompts=tuple(plan.prompts[group] for group in order),
@@ -215,12 +223,12 @@ def split(
     is_drawn=tuple(plan.is_drawn[group] for group in order),
     partial_groups=(),
   )
-  own = [responses[group] for group in order], [verdicts[group] for group in order]
-  return GradedGroups(trained, *own, in_flight(graded, left), len(untrained))
+  results = [responses[group] for group in order], [verdicts[group] for group in order]
+  return GradedGroups(trained_plan, *results, in_flight(graded, remaining), len(untrained))
 
 
 def metrics(
-  step: int, responses: Sequence[Sequence[Response]], left: Sequence[PartialGroup]
+  step: int, responses: Sequence[Sequence[Response]], remaining: Sequence[PartialGroup]
 ) -> dict[str, float]:
   """Compute the staleness (in steps) of a step's fresh tokens, and count the groups left over.
 
@@ -228,7 +236,7 @@ def metrics(
   without partial rollouts.
   """
   ages = list[np.ndarray]()
-  for response in (one for group in responses for one in group if one.spans):
+  for response in (response for group in responses for response in group if response.spans):
     steps, tokens = zip(*response.spans)
     ages.append(np.repeat(step - np.array(steps), tokens)[response.own])
   if not ages:
@@ -237,5 +245,5 @@ def metrics(
   return {
     'staleness/mean': float(age_N.mean()),
     'staleness/max': int(age_N.max()),
-    'staleness/groups_left': len(left),
+    'staleness/groups_left': len(remaining),
   }

@@ -47,21 +47,23 @@ def resumed(
   shares: bool,
 ) -> State:
   """Prefill the slots of rows that already have tokens. For `shares`, see `packed_passes`."""
-  begun = {slot: row for slot, row in enumerate(rows) if row and row.length and not row.is_filled}
-  written = {
+  begun_rows = {
+    slot: row for slot, row in enumerate(rows) if row and row.length and not row.is_filled
+  }
+  texts = {
     slot: np.concatenate([row.request.prompt, *(tokens for tokens, *_ in row.pieces)])
-    for slot, row in begun.items()
+    for slot, row in begun_rows.items()
   }
   routes_RTLC = None
   if spec.keeps_routes:
-    known = [row.request.prefix.routes for row in begun.values()]
-    routes_RTLC = routes.padded(config, known, max(map(len, written.values()), default=0))
-  passes = packed(written, spec.longest_row, spec.slots, mesh, routes_RTLC, shares)
+    row_routes = [row.request.prefix.routes for row in begun_rows.values()]
+    routes_RTLC = routes.padded(config, row_routes, max(map(len, texts.values()), default=0))
+  passes = packed(texts, spec.longest_row, spec.slots, mesh, routes_RTLC, shares)
   for tokens_PT, segments, starts, routes_PTLC in passes:
-    entries = [(slot, start, begun[slot]) for slot, start in starts]
+    entries = [(slot, start, begun_rows[slot]) for slot, start in starts]
     insertion = insertion_of(entries, spec.slots, packed_rows(len(tokens_PT), spec.slots))
     state = resume(config, params, state, tokens_PT, segments, insertion, routes_PTLC)
-  for row in begun.values():
+  for row in begun_rows.values():
     row.is_filled = True
   return state
 
@@ -84,7 +86,7 @@ def resume(
   tokens; see routes.py.
   """
   slot_R, start_R, length_R, *_ = map(jnp.asarray, insertion)
-  T, nothing = tokens_PT.shape[1], (None,) * config.num_layers
+  T, no_cache = tokens_PT.shape[1], (None,) * config.num_layers
   sizes = config.layer_lengths(T)
 
   def store(
@@ -96,7 +98,7 @@ def resume(
     return jax.lax.optimization_barrier((x_PTD, layer))
 
   hidden_PTD, cache, routes_PTLC = model.apply_layers(
-    config, params, tokens_PT, segments.position_BT, nothing, segments, routes_PTLC, store
+    config, params, tokens_PT, segments.position_BT, no_cache, segments, routes_PTLC, store
   )
   last_RD = hidden_PTD[jnp.divmod(start_R + length_R - 1, T)]
   routes_RTLC = None
@@ -110,14 +112,14 @@ def resume(
 def packed(
   rows: Mapping[_Name, np.ndarray],
   longest_row: int,
-  most: int,
+  max_rows: int,
   mesh: Mesh,
   routes_RTLC: np.ndarray | None = None,
   shares: bool = True,
 ) -> Iterator[tuple[np.ndarray, Segments, list[tuple[_Name, int]], np.ndarray | None]]:
   """Pack rows and yield the passes: (tokens_PT int32, segments, starts, routes_PTLC).
 
-  `rows` maps names to token arrays: at most `most` arrays of at most `longest_row` tokens.
+  `rows` maps names to token arrays: at most `max_rows` arrays of at most `longest_row` tokens.
   `starts` lists each row's name and the index of its first token in the flattened `tokens_PT`.
   `routes_RTLC` are the rows' routes, at least as long as the rows (see routes.py), or None. For
   `shares`, see `packed_passes`.
@@ -128,26 +130,26 @@ def packed(
   tokens_RT = np.zeros((len(rows), length_R.max()), np.int32)
   for row_T, tokens in zip(tokens_RT, rows.values()):
     row_T[: len(tokens)] = tokens
-  for shape, sequences in packed_passes(length_R, longest_row, most, mesh, shares):
-    laid_out = packing.layout(shape, sequences, length_R)
+  for shape, sequences in packed_passes(length_R, longest_row, max_rows, mesh, shares):
+    layout = packing.layout(shape, sequences, length_R)
     starts = [
       (names[row], number * shape.length + int(start))
-      for number, own in enumerate(sequences)
-      for row, start in zip(own, np.cumsum([0, *length_R[own]]))
+      for number, sequence in enumerate(sequences)
+      for row, start in zip(sequence, np.cumsum([0, *length_R[sequence]]))
     ]
-    routes_PTLC = None if routes_RTLC is None else laid_out.take(routes_RTLC)
-    yield laid_out.take(tokens_RT), laid_out.segments, starts, routes_PTLC
+    routes_PTLC = None if routes_RTLC is None else layout.take(routes_RTLC)
+    yield layout.take(tokens_RT), layout.segments, starts, routes_PTLC
 
 
 def packed_passes(
-  length_R: np.ndarray, longest_row: int, most: int, mesh: Mesh, shares: bool = True
+  length_R: np.ndarray, longest_row: int, max_rows: int, mesh: Mesh, shares: bool = True
 ) -> list[packing.Pass]:
   """Pack rows of these lengths into passes. For the other arguments, see `packed`.
 
   If `shares` is False, each row gets its own sequence, whose length depends only on the row's
   length; see `SlotEngine.packs_resumed`.
   """
-  long, short = packed_shapes(longest_row, most, mesh)
+  long, short = packed_shapes(longest_row, max_rows, mesh)
   if shares:
     return packing.pack(length_R, np.ones_like(length_R), long, short)
   is_short_R = length_R <= short.length
@@ -161,49 +163,51 @@ def packed_passes(
   ]
 
 
-def packed_shapes(longest_row: int, most: int, mesh: Mesh) -> tuple[Shape, Shape]:
+def packed_shapes(longest_row: int, max_rows: int, mesh: Mesh) -> tuple[Shape, Shape]:
   """Return the (long, short) shapes, whose `window` here limits the number of rows per sequence."""
   short = -(-longest_row // 4)
   long, short = (
-    Shape(slots.prefilled_together(length, most, mesh), length, _ROWS_OF_SEQUENCE)
+    Shape(slots.prefilled_together(length, max_rows, mesh), length, _ROWS_OF_SEQUENCE)
     for length in (longest_row, short if short >= slots.SHORTEST_PREFILL else longest_row)
   )
   return long, short
 
 
-def packed_rows(num_sequences: int, most: int) -> int:
+def packed_rows(num_sequences: int, max_rows: int) -> int:
   """Return the maximum number of rows to resume in `num_sequences` sequences."""
-  return min(most, num_sequences * _ROWS_OF_SEQUENCE)
+  return min(max_rows, num_sequences * _ROWS_OF_SEQUENCE)
 
 
 # ---- Parking: keeping the caches of episodes between turns ----
 
 
 def parked_with(
-  spec: DecodeSpec, state: State, parked: kv_cache.Cache, complete: Sequence[tuple[int, int]]
+  spec: DecodeSpec, state: State, parked_cache: kv_cache.Cache, turns: Sequence[tuple[int, int]]
 ) -> kv_cache.Cache:
   """Park the caches of complete turns, given as (slot, place); skip places that don't exist."""
-  kept = [(slot, place) for slot, place in complete if place < spec.parked]
+  parked_turns = [(slot, place) for slot, place in turns if place < spec.parked]
   count = rows_per_insert(spec.slots)
-  for start in range(0, len(kept), count):
-    some = kept[start : start + count]
-    nowhere = [(0, spec.parked)] * (count - len(some))
-    slot_R, place_R = np.array([*some, *nowhere], np.int32).T
-    parked = park(state, parked, slot_R, place_R)
-  return parked
+  for start in range(0, len(parked_turns), count):
+    batch = parked_turns[start : start + count]
+    padding = [(0, spec.parked)] * (count - len(batch))
+    slot_R, place_R = np.array([*batch, *padding], np.int32).T
+    parked_cache = park(state, parked_cache, slot_R, place_R)
+  return parked_cache
 
 
-def unparked(spec: DecodeSpec, state: State, parked: kv_cache.Cache, rows: Slots) -> State:
+def unparked(spec: DecodeSpec, state: State, parked_cache: kv_cache.Cache, rows: Slots) -> State:
   """Copy parked caches into the slots of new rows that continue parked episodes."""
-  new = [
+  entries = [
     (slot, row.place, row)
     for slot, row in enumerate(rows)
     if row and len(row.forced) and not row.is_filled
   ]
   count = rows_per_insert(spec.slots)
-  for start in range(0, len(new), count):
-    state = unpark(state, parked, insertion_of(new[start : start + count], spec.slots, count))
-  for _, _, row in new:
+  for start in range(0, len(entries), count):
+    state = unpark(
+      state, parked_cache, insertion_of(entries[start : start + count], spec.slots, count)
+    )
+  for _, _, row in entries:
     row.is_filled = True
   return state
 
@@ -226,17 +230,19 @@ def empty_parking(config: model.ShapeConfig, spec: DecodeSpec) -> kv_cache.Cache
 
 
 @functools.partial(jax.jit, donate_argnums=1)
-def park(state: State, parked: kv_cache.Cache, slot_R: Array, place_R: Array) -> kv_cache.Cache:
+def park(
+  state: State, parked_cache: kv_cache.Cache, slot_R: Array, place_R: Array
+) -> kv_cache.Cache:
   """Copy the caches of `slot_R` to places `place_R`; drop caches whose place is out of range."""
   rows = kv_cache.select_rows(state.cache, slot_R)
-  return kv_cache.constrained(kv_cache.replace_rows(parked, place_R, rows))
+  return kv_cache.constrained(kv_cache.replace_rows(parked_cache, place_R, rows))
 
 
 @functools.partial(jax.jit, donate_argnums=0)
-def unpark(state: State, parked: kv_cache.Cache, insertion: Insertion) -> State:
+def unpark(state: State, parked_cache: kv_cache.Cache, insertion: Insertion) -> State:
   """Copy parked caches into slots. The next token of each row must be forced."""
   R, D = len(insertion.source_R), state.hidden_BD.shape[1]
-  cache = kv_cache.select_rows(parked, insertion.source_R)
+  cache = kv_cache.select_rows(parked_cache, insertion.source_R)
   hidden_RD = jnp.zeros((R, D), state.hidden_BD.dtype)  # never sampled from
   # The routes of these tokens were read when the caches were parked.
   return decode_loop.filled(state, insertion, hidden_RD, cache, None)

@@ -30,22 +30,22 @@ def padded(config: model.ShapeConfig, rows: Sequence[np.ndarray | None], length:
 
 
 def completed(
-  begun_TLC: np.ndarray | None, found_SLC: np.ndarray | None, cached: int, length: int
+  prefix_TLC: np.ndarray | None, routes_SLC: np.ndarray | None, cached: int, length: int
 ) -> np.ndarray | None:
   """Return all known routes of a row of `length` tokens, or None if no routes are known.
 
   Args:
-    begun_TLC: the first tokens' routes, known before the row got its slot, or None.
-    found_SLC: the routes recorded in the slot; None if routes are not kept or the row has no slot.
+    prefix_TLC: the first tokens' routes, known before the row got its slot, or None.
+    routes_SLC: the routes recorded in the slot; None if routes are not kept or the row has no slot.
     cached: the number of tokens in the slot's cache.
     length: the number of tokens in the prompt and the response.
   """
-  if found_SLC is None:
-    return begun_TLC
-  none = np.iinfo(found_SLC.dtype).max
-  whole_TLC = np.full((length, *found_SLC.shape[1:]), none, found_SLC.dtype)
-  whole_TLC[:cached] = found_SLC[:cached]
-  if begun_TLC is not None:
-    first_TLC = whole_TLC[: len(begun_TLC)]
-    first_TLC[:] = np.where(begun_TLC < none, begun_TLC, first_TLC)
-  return whole_TLC
+  if routes_SLC is None:
+    return prefix_TLC
+  unknown_index = np.iinfo(routes_SLC.dtype).max
+  routes_TLC = np.full((length, *routes_SLC.shape[1:]), unknown_index, routes_SLC.dtype)
+  routes_TLC[:cached] = routes_SLC[:cached]
+  if prefix_TLC is not None:
+    first_TLC = routes_TLC[: len(prefix_TLC)]
+    first_TLC[:] = np.where(prefix_TLC < unknown_index, prefix_TLC, first_TLC)
+  return routes_TLC

@@ -89,48 +89,48 @@ class SlotEngine:
     """
     rows, syncs = rows_of(self.spec, requests, self.step_key), list[Sync]()
     past = past_of(requests)
-    waiting, slots = collections.deque(rows), list[Row | None]([None] * self.spec.slots)
-    state, prefilled, parked, is_enough, pace = None, None, None, False, _Pace()
+    queue, slots = collections.deque(rows), list[Row | None]([None] * self.spec.slots)
+    state, prefilled, parked_cache, is_enough, pace = None, None, None, False, _Pace()
     with jax.set_mesh(self.mesh), activity.doing(lambda: progress(rows)):
       is_fixed = self.resumes or kv_cache.is_ragged(sharding.platform())
       while not is_enough:
-        requested = more(not (waiting or any(slots)))
-        rows += (new := rows_of(self.spec, requested or (), self.step_key, rows))
-        waiting.extendleft(reversed(new))
-        if requested is None or not (waiting or any(slots)):
+        new_requests = more(not (queue or any(slots)))
+        rows += (new_rows := rows_of(self.spec, new_requests or (), self.step_key, rows))
+        queue.extendleft(reversed(new_rows))
+        if new_requests is None or not (queue or any(slots)):
           break
-        if not waiting and state is not None and not is_fixed:
+        if not queue and state is not None and not is_fixed:
           state, slots = _compact(state, slots)
-        take_slots(slots, waiting)
+        take_slots(slots, queue)
         length = self.spec.longest_row if is_fixed else _cache_length(self.spec, slots)
         if state is None or prefilled is None:
-          state, places = decode_loop.empty(self.model, self.spec.at_any_temperature, length)
-          prefilled = Prefilled(places)
-          parked = resuming.empty_parking(self.model, self.spec) if self.spec.parked else None
+          state, prompts = decode_loop.empty(self.model, self.spec.at_any_temperature, length)
+          prefilled = Prefilled(prompts)
+          parked_cache = resuming.empty_parking(self.model, self.spec) if self.spec.parked else None
         state = _fit_cache(self.model, self.spec, state, length)
-        if parked is not None:
-          state = resuming.unparked(self.spec, state, parked, slots)
-        state = self._filled(params, state, prefilled, slots, waiting)
+        if parked_cache is not None:
+          state = resuming.unparked(self.spec, state, parked_cache, slots)
+        state = self._fill_slots(params, state, prefilled, slots, queue)
         # If no rows are waiting and nothing can stop the engine, sync once all rows have finished.
-        live = len(slots) - slots.count(None)
-        at_once = rows_per_insert(self.spec.slots) if waiting or self.resumes else live
-        state, sync = self._decoded(params, state, slots, past, min(live, at_once), pace)
+        num_live = len(slots) - slots.count(None)
+        min_finished = rows_per_insert(self.spec.slots) if queue or self.resumes else num_live
+        state, sync = self._decode(params, state, slots, past, min(num_live, min_finished), pace)
         syncs.append(sync)
         self.on_sync(sync)
-        complete = list[tuple[int, int]]()
-        for slot, row, response in harvest(slots, self._routes(state, finished(slots))):
+        turns = list[tuple[int, int]]()
+        for slot, row, response in harvest(slots, self._read_routes(state, finished(slots))):
           is_enough |= bool(on_finish(row.index, response))
           past[row.request.question][row.request.sample] = response.tokens
-          complete.append((slot, row.place))
-        if parked is not None:
-          parked = resuming.parked_with(self.spec, state, parked, complete)
-      unfinished = {slot: row.index for slot, row in enumerate(slots) if row}
-      found = self._routes(state, [*unfinished])
-    routes_of = {unfinished[slot]: routes_SLC for slot, routes_SLC in found.items()}
-    written = [row.complete or row.response(routes_of.get(row.index)) for row in rows]
-    return written, metrics(syncs)
+          turns.append((slot, row.place))
+        if parked_cache is not None:
+          parked_cache = resuming.parked_with(self.spec, state, parked_cache, turns)
+      row_indices = {slot: row.index for slot, row in enumerate(slots) if row}
+      slot_routes = self._read_routes(state, [*row_indices])
+    routes_of = {row_indices[slot]: routes_SLC for slot, routes_SLC in slot_routes.items()}
+    responses = [row.complete or row.response(routes_of.get(row.index)) for row in rows]
+    return responses, metrics(syncs)
 
-  def _decoded(
+  def _decode(
     self, params: Params, state: State, slots: Slots, past: Past, min_finished: int, pace: '_Pace'
   ) -> tuple[State, Sync]:
     """Decode until the next sync: after N steps, or once `min_finished` rows have finished.
@@ -140,72 +140,75 @@ class SlotEngine:
     steps, parts, N = 0, list[Sync](), decode_loop.TOKENS_PER_SYNC
     while steps < N and (missing := min_finished - len(finished(slots))) > 0:
       # Hosts must agree on the number of steps, and their clocks differ.
-      most = N - steps if hosts.are_several() else min(pace.steps, N - steps)
-      began = time.monotonic()
-      state, part = self._part(params, state, slots, past, missing, most)
-      pace.measured(part.steps, time.monotonic() - began)
+      max_steps = N - steps if hosts.are_several() else min(pace.steps, N - steps)
+      start = time.monotonic()
+      state, part = self._decode_part(params, state, slots, past, missing, max_steps)
+      pace.adapt(part.steps, time.monotonic() - start)
       parts.append(part)
       steps += part.steps
-      if part.steps < most:  # enough have finished, or the cache is full
+      if part.steps < max_steps:  # enough have finished, or the cache is full
         break
     return state, joined(parts)
 
-  def _part(
-    self, params: Params, state: State, slots: Slots, past: Past, missing: int, most: int
+  def _decode_part(
+    self, params: Params, state: State, slots: Slots, past: Past, missing: int, max_steps: int
   ) -> tuple[State, Sync]:
-    """Decode until `missing` more rows have finished, for at most `most` steps."""
+    """Decode until `missing` more rows have finished, for at most `max_steps` steps."""
     sampling, temperature = self.spec.sampling, self.spec.distribution.temperature or 1.0
     width = drafts.width(self.spec.drafts, len(slots), self.mesh)
     forced = resuming.forced_of(slots, width) if self.spec.parked else None
-    until = missing, most, temperature, forced
+    decode_args = missing, max_steps, temperature, forced
     if not width:
-      state, decoded = decode_loop.decode(self.model, sampling, params, state, *until)
+      state, decoded = decode_loop.decode(self.model, sampling, params, state, *decode_args)
       return state, write(slots, jax.device_get(decoded))
     texts = texts_of(slots, past, text_length(self.model, self.spec, state))
-    state, *results = drafts.decode(self.model, sampling, width, params, state, texts, *until)
+    state, *results = drafts.decode(self.model, sampling, width, params, state, texts, *decode_args)
     decoded, counts = jax.device_get(results)
     return state, write(slots, decoded, width, counts)
 
-  def _routes(self, state: State | None, slots: Sequence[int]) -> dict[int, np.ndarray]:
+  def _read_routes(self, state: State | None, slots: Sequence[int]) -> dict[int, np.ndarray]:
     """Return the routes [S, L, C] of the given slots, or {} if routes are not kept."""
-    found, count = dict[int, np.ndarray](), rows_per_insert(self.spec.slots)
+    slot_routes, count = dict[int, np.ndarray](), rows_per_insert(self.spec.slots)
     if state is None or not self.spec.keeps_routes:
-      return found
+      return slot_routes
     for start in range(0, len(slots), count):
-      some = slots[start : start + count]
-      slot_R = np.array([*some, *[0] * (count - len(some))], np.int32)
-      found |= zip(some, jax.device_get(decode_loop.routes_of(state, slot_R)))
-    return found
+      batch = slots[start : start + count]
+      slot_R = np.array([*batch, *[0] * (count - len(batch))], np.int32)
+      slot_routes |= zip(batch, jax.device_get(decode_loop.routes_of(state, slot_R)))
+    return slot_routes
 
-  def _filled(
+  def _fill_slots(
     self,
     params: Params,
     state: State,
     prefilled: Prefilled,
     slots: Slots,
-    waiting: collections.deque[Row],
+    queue: collections.deque[Row],
   ) -> State:
     """Fill the slots of new rows, after prefilling any missing prompts."""
     if self.resumes:
       state = resuming.resumed(
         self.model, self.spec, self.mesh, params, state, slots, self.packs_resumed
       )
-    new = [(slot, row) for slot, row in enumerate(slots) if row is not None and not row.is_filled]
-    while new:
-      if any(row.origin not in prefilled.places for _, row in new):
-        following = itertools.chain((row for _, row in new), waiting)
-        wanted = ((row.origin, row.request.prompt) for row in following if not row.length)
-        prefilled.take_in(self.model, self.spec, params, self.mesh, wanted)
-      ready = [(slot, row) for slot, row in new if row.origin in prefilled.places]
-      new = [(slot, row) for slot, row in new if row.origin not in prefilled.places]
+    new_rows = [
+      (slot, row) for slot, row in enumerate(slots) if row is not None and not row.is_filled
+    ]
+    while new_rows:
+      if any(row.origin not in prefilled.places for _, row in new_rows):
+        rows = itertools.chain((row for _, row in new_rows), queue)
+        prompts = ((row.origin, row.request.prompt) for row in rows if not row.length)
+        prefilled.take_in(self.model, self.spec, params, self.mesh, prompts)
+      ready_rows = [(slot, row) for slot, row in new_rows if row.origin in prefilled.places]
+      new_rows = [(slot, row) for slot, row in new_rows if row.origin not in prefilled.places]
       count = rows_per_insert(self.spec.slots)
-      for start in range(0, len(ready), count):
+      for start in range(0, len(ready_rows), count):
         entries = [
-          (slot, prefilled.places[row.origin], row) for slot, row in ready[start : start + count]
+          (slot, prefilled.places[row.origin], row)
+          for slot, row in ready_rows[start : start + count]
         ]
         insertion = insertion_of(entries, self.spec.slots, count)
         state = decode_loop.insert(state, prefilled.prompts, insertion)
-      for _, row in ready:
+      for _, row in ready_rows:
         row.is_filled = True
     return state
 
@@ -216,10 +219,10 @@ class _Pace:
 
   steps: int = 1  # the speed is unknown at first
 
-  def measured(self, steps: int, seconds: float) -> None:
+  def adapt(self, steps: int, seconds: float) -> None:
     """Adapt to the measured duration of a part, including waiting and compilation."""
-    affordable = steps * _PART / max(seconds, 1e-9)
-    self.steps = round(min(max(affordable, 1), decode_loop.TOKENS_PER_SYNC))
+    max_steps = steps * _PART / max(seconds, 1e-9)
+    self.steps = round(min(max(max_steps, 1), decode_loop.TOKENS_PER_SYNC))
 
 
 def compacted_slots(slots: int) -> int:
@@ -240,36 +243,36 @@ def cache_lengths(longest_row: int, platform: str) -> list[int]:
 
 def _compact(state: State, slots: Slots) -> tuple[State, Slots]:
   """Keep a quarter of the slots if the live rows fit into them. No rows may be waiting."""
-  live = [slot for slot, row in enumerate(slots) if row is not None]
+  live_slots = [slot for slot, row in enumerate(slots) if row is not None]
   count = compacted_slots(len(slots))
-  if len(live) > count:
+  if len(live_slots) > count:
     return state, slots
-  free = [slot for slot, row in enumerate(slots) if row is None]
-  kept = [*live, *free[: count - len(live)]]
-  compacted = decode_loop.select_slots(state, np.array(kept, np.int32))
+  free_slots = [slot for slot, row in enumerate(slots) if row is None]
+  kept_slots = [*live_slots, *free_slots[: count - len(live_slots)]]
+  new_state = decode_loop.select_slots(state, np.array(kept_slots, np.int32))
   jax.tree.map(lambda old: old.delete(), state.cache)
-  return compacted, [slots[slot] for slot in kept]
+  return new_state, [slots[slot] for slot in kept_slots]
 
 
 def _cache_length(spec: DecodeSpec, slots: Slots) -> int:
   """Return the cache length that the rows need until the next sync."""
   rows = [row for row in slots if row is not None]
-  longest = max(row.position for row in rows)
-  furthest = max(len(row.request.prompt) + row.request.limit for row in rows)
-  needed = min(longest + decode_loop.TOKENS_PER_SYNC, furthest)
+  max_position = max(row.position for row in rows)
+  max_length = max(len(row.request.prompt) + row.request.limit for row in rows)
+  min_length = min(max_position + decode_loop.TOKENS_PER_SYNC, max_length)
   lengths = cache_lengths(spec.longest_row, sharding.platform())
-  return next(length for length in lengths if length >= needed)
+  return next(length for length in lengths if length >= min_length)
 
 
 def _fit_cache(config: model.ShapeConfig, spec: DecodeSpec, state: State, length: int) -> State:
   """Resize the cache if it is shorter than `length`, or at least four times as long."""
-  present = model.cache_length(config, state.cache)
+  current_length = model.cache_length(config, state.cache)
   # Avoid switching back and forth between two lengths.
-  if length <= present < 4 * length or present == model.UNLIMITED:
+  if length <= current_length < 4 * length or current_length == model.UNLIMITED:
     return state
   lengths = cache_lengths(spec.longest_row, sharding.platform())
   # The longest length may have been rounded up to whole blocks; all others need no rounding.
-  now, then = lengths.index(min(present, lengths[-1])), lengths.index(length)
+  now, then = lengths.index(min(current_length, lengths[-1])), lengths.index(length)
   step = 1 if then > now else -1
   for place in range(now + step, then + step, step):  # one length at a time: fewer pairs to compile
     state = decode_loop.resize_cache(config, state, lengths[place])

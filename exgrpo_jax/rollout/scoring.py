@@ -72,8 +72,8 @@ def score(
     tokens_BT, segments, routes_BTLC = sharding.put(
       (layout.take(tokens_RT), layout.segments, routes_BTLC), sharding.batch(spec.mesh, shape.count)
     )
-    of_pass = tokens_BT, segments, spec.temperature, spec.logit_chunk, routes_BTLC
-    scores = score_tokens(spec.model, params, *of_pass)
+    args = tokens_BT, segments, spec.temperature, spec.logit_chunk, routes_BTLC
+    scores = score_tokens(spec.model, params, *args)
     is_token_BT = np.asarray(layout.segments.segment_BT) > 0
     place = layout.row_BT[is_token_BT], layout.segments.position_BT[is_token_BT]
     for x_RT, x_BT in zip((logp_RT, entropy_RT), jax.device_get(scores), strict=True):
@@ -108,7 +108,7 @@ def programs(spec: ScoreSpec, params: model.Params, length_R: np.ndarray) -> Ite
       dtype = np.dtype(spec.model.route_dtype)
       routes_BTLC = jax.ShapeDtypeStruct((*sizes, *spec.model.route_shape), dtype, sharding=layout)
     args = params, tokens_BT, segments, spec.temperature, spec.logit_chunk, routes_BTLC
-    runs = sum(one.shape == shape for one in passes)
+    runs = sum(pass_shape == shape for pass_shape, _ in passes)
     yield Program(
       'score', score_tokens, (spec.model, *args), spec.mesh, sizes, kept=params, runs=runs
     )
@@ -162,27 +162,29 @@ def pick(
   `rng` is used if `kind` is 'random'. `costs` are the candidates' costs, in order, for kinds whose
   costs the caller must compute.
   """
-  candidates = [(group, trajectory) for group, own in enumerate(stored) for trajectory in own]
-  ends = np.cumsum([len(own) for own in stored]).tolist()
-  places = [range(end - len(own), end) for end, own in zip(ends, stored)]
+  candidates = [
+    (group, trajectory) for group, trajectories in enumerate(stored) for trajectory in trajectories
+  ]
+  ends = np.cumsum([len(trajectories) for trajectories in stored]).tolist()
+  ranges = [range(end - len(trajectories), end) for end, trajectories in zip(ends, stored)]
   if cost := trajectory_rules.RULES[kind]:
     scores = dict(enumerate(score(candidates)))
     costs = [cost(scores[place]) for place in range(len(candidates))]
-    picked = _cheapest(places, costs)
+    picks = _cheapest(ranges, costs)
     entropies = [float(np.mean(scores[place].entropy)) for place in range(len(candidates))]
-    for own in places:
-      for place in own:
-        of_rivals = tuple(entropies[own.start : own.stop])
-        scores[place] = dataclasses.replace(scores[place], candidate_entropies=of_rivals)
+    for places in ranges:
+      rival_entropies = tuple(entropies[places.start : places.stop])
+      for place in places:
+        scores[place] = dataclasses.replace(scores[place], candidate_entropies=rival_entropies)
   else:
     count = len(candidates)
     if costs is None:
       costs = rng.random(count) if kind == 'random' else -np.arange(count)
-    picked = _cheapest(places, costs)
-    chosen = [place for place in picked if place is not None]
-    scores = dict(zip(chosen, score([candidates[place] for place in chosen])))
-  return [None if place is None else candidates[place][1] for place in picked], [
-    None if place is None else scores[place] for place in picked
+    picks = _cheapest(ranges, costs)
+    scored_places = [place for place in picks if place is not None]
+    scores = dict(zip(scored_places, score([candidates[place] for place in scored_places])))
+  return [None if place is None else candidates[place][1] for place in picks], [
+    None if place is None else scores[place] for place in picks
   ]
 
 
@@ -196,10 +198,14 @@ def with_valid_steps(
   A group is unchanged if none of its trajectories is valid or its task cannot check steps.
   """
 
-  def valid(own: Sequence[Trajectory], check: Callable[[str], bool] | None) -> list[Trajectory]:
-    return [one for one in own if check and check(decode(one.tokens))]
+  def valid(
+    trajectories: Sequence[Trajectory], check: Callable[[str], bool] | None
+  ) -> list[Trajectory]:
+    return [trajectory for trajectory in trajectories if check and check(decode(trajectory.tokens))]
 
-  return [valid(own, check) or own for own, check in zip(stored, check_steps)]
+  return [
+    valid(trajectories, check) or trajectories for trajectories, check in zip(stored, check_steps)
+  ]
 
 
 def weights(
@@ -225,8 +231,8 @@ def weights(
   return np.split(np.concatenate(jax.device_get(pieces))[: ends[-1]], ends[:-1])
 
 
-def _cheapest(places: Sequence[range], costs: Sequence[float] | np.ndarray) -> list[int | None]:
-  return [min(own, key=lambda place: costs[place]) if own else None for own in places]
+def _cheapest(ranges: Sequence[range], costs: Sequence[float] | np.ndarray) -> list[int | None]:
+  return [min(places, key=lambda place: costs[place]) if places else None for places in ranges]
 
 
 @functools.partial(jax.jit, static_argnums=1)
@@ -236,18 +242,19 @@ def _weights(flat_2N: jax.Array, config: objective.ObjectiveConfig) -> jax.Array
 
 
 def differences(
-  trainer: Iterable[np.ndarray], responses: Iterable[Response], step: int = 0
+  trainer_logps: Iterable[np.ndarray], responses: Iterable[Response], step: int = 0
 ) -> dict[str, float]:
   """Compare the trainer's and the sampler's log-probabilities of tokens from `step`.
 
-  Returns the mean and maximum absolute difference, in nats. `trainer` yields [T] per response.
+  Returns the mean and maximum absolute difference, in nats. `trainer_logps` yields [T] per
+  response.
   """
   gaps = []
-  for logp, response in zip(trainer, responses):
-    new = slice(response.tokens_before(step), None)
-    gaps.append((logp - response.logp)[new][response.own[new]])
-  gap = np.abs(np.concatenate(gaps))
+  for logp, response in zip(trainer_logps, responses):
+    step_tokens = slice(response.tokens_before(step), None)
+    gaps.append((logp - response.logp)[step_tokens][response.own[step_tokens]])
+  gap_N = np.abs(np.concatenate(gaps))
   return {
-    'rollout_mismatch/logprob_mean': float(gap.mean()),
-    'rollout_mismatch/logprob_max': float(gap.max()),
+    'rollout_mismatch/logprob_mean': float(gap_N.mean()),
+    'rollout_mismatch/logprob_max': float(gap_N.max()),
   }

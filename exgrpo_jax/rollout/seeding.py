@@ -120,11 +120,11 @@ def _rows(path: str) -> row_files.Rows:
       f'config.experience.path={path}: there is no such file. Pass a .jsonl or .parquet file of '
       'responses, or the workdir of another run.'
     )
-  file, unread = row_files.opened(path, keep_spelling=False), []
+  file, unread_columns = row_files.opened(path, keep_spelling=False), []
   if path.endswith('.parquet'):  # every row has the same columns
     _check_names(path, file.columns())
-    unread = set(file.columns()) - {*_COLUMNS}
-  for place, values in file.rows(unread):
+    unread_columns = set(file.columns()) - {*_COLUMNS}
+  for place, values in file.rows(unread_columns):
     _check_names(place, list(values))
     yield place, values
 
@@ -145,19 +145,19 @@ def _check_names(place: str, names: Sequence[str]) -> None:
 def _text(values: Mapping[str, Any], names: Sequence[str], role: str, place: str) -> str:
   """Return the text of the first available column; for a chat, its last message from `role`."""
   name = next((name for name in names if values.get(name) is not None), names[0])
-  value = found = values.get(name)
+  value = content = values.get(name)
   if isinstance(value, list):
     contents = [
       turn.get('content') for turn in value if isinstance(turn, dict) and turn.get('role') == role
     ]
-    found = contents[-1] if contents else None
-    found = records.content_text(found, place) if isinstance(found, list) else found
-  if not isinstance(found, str) or not found.strip():
+    content = contents[-1] if contents else None
+    content = records.content_text(content, place) if isinstance(content, list) else content
+  if not isinstance(content, str) or not content.strip():
     raise InputError(
       f'{place}: {name}={reprlib.repr(value)}: no text found. Use a string, or chat '
       f"messages in which the last '{role}' message contains text."
     )
-  text = records.storable(found, name, place)
+  text = records.storable(content, name, place)
   return text.strip() if role == 'user' else text
 
 
@@ -195,7 +195,7 @@ _COUNTS = 'traces', 'without a matching question', 'too long', 'repeated'
 
 def candidates(
   source: str,
-  found: Iterable[Trace],
+  traces: Iterable[Trace],
   data: QuestionSet,
   tokenizer: Tokenizer,
   limit: int,
@@ -212,8 +212,8 @@ def candidates(
   for question in data.questions:
     rows_of[last_user_message(question.messages)].append(question.row)
   counts: dict[str, int] = dict.fromkeys(_COUNTS, 0)
-  kept: dict[tuple[int, bytes], Candidate] = {}
-  for trace in found:
+  matches: dict[tuple[int, bytes], Candidate] = {}
+  for trace in traces:
     counts['traces'] += 1
     rows = rows_of.get(trace.question, [])
     counts['without a matching question'] += not rows
@@ -227,39 +227,39 @@ def candidates(
         )
       if len(tokens) > limit:
         counts['too long'] += 1
-      elif (key := (row, tokens.tobytes())) in kept:
+      elif (key := (row, tokens.tobytes())) in matches:
         counts['repeated'] += 1
       else:
         logp = None if trace.logp is None else trace.logp[: len(tokens)]
-        kept[key] = Candidate(row, tokens, logp, trace.correctness)
+        matches[key] = Candidate(row, tokens, logp, trace.correctness)
   if counts['without a matching question'] == counts['traces']:
     raise InputError(
       f'{source}: the experience contains {counted(counts["traces"], "trace")}, but none of them '
       f'matches a question in {data.spec}. Questions are matched by the text of their last user '
       'message. Make sure this text is the same in both.'
     )
-  if not kept:
+  if not matches:
     raise InputError(
       f'{source}: every trace that matches a question in {data.spec} has more than '
       f'config.rollout.max_response={limit} tokens. Raise the limit.'
     )
-  hosts.check_same(source, 'the traces', lambda: b''.join(map(_content, kept.values())))
-  return list(kept.values()), counts
+  hosts.check_same(source, 'the traces', lambda: b''.join(map(_content, matches.values())))
+  return list(matches.values()), counts
 
 
-def _content(found: Candidate) -> bytes:
-  arrays = b''.join(x_T.tobytes() for x_T in (found.tokens, found.logp) if x_T is not None)
-  return repr((found.row, found.correctness)).encode() + arrays
+def _content(candidate: Candidate) -> bytes:
+  arrays = b''.join(x_T.tobytes() for x_T in (candidate.tokens, candidate.logp) if x_T is not None)
+  return repr((candidate.row, candidate.correctness)).encode() + arrays
 
 
 def _tokens(trace: Trace, prompt: np.ndarray, tokenizer: Tokenizer) -> np.ndarray:
   """Return the trace's tokens, or its tokenized text, up to the first end token: int32 [T]."""
   if trace.tokens is not None:
-    least, most = trace.tokens.min(), trace.tokens.max()
-    if least < 0 or most >= tokenizer.vocab_size:
+    min_id, max_id = trace.tokens.min(), trace.tokens.max()
+    if min_id < 0 or max_id >= tokenizer.vocab_size:
       raise InputError(
-        f"{trace.place}: tokens contains ids from {least} to {most}, but the run's tokenizer has "
-        f"ids from 0 to {tokenizer.vocab_size - 1}. Use tokens from the run's tokenizer."
+        f"{trace.place}: tokens contains ids from {min_id} to {max_id}, but the run's tokenizer "
+        f"has ids from 0 to {tokenizer.vocab_size - 1}. Use tokens from the run's tokenizer."
       )
     tokens = trace.tokens.astype(np.int32)
   else:
@@ -274,7 +274,7 @@ def _tokens(trace: Trace, prompt: np.ndarray, tokenizer: Tokenizer) -> np.ndarra
 
 def successes(
   source: str,
-  proposed: Sequence[Candidate],
+  candidates: Sequence[Candidate],
   data: QuestionSet,
   tokenizer: Tokenizer,
   limit: int,
@@ -285,9 +285,9 @@ def successes(
   All hosts must call this. `limit` is the maximum response length, in tokens. Raises InputError if
   no candidate is correct.
   """
-  questions = data.questions.read([candidate.row for candidate in proposed])
+  questions = data.questions.read([candidate.row for candidate in candidates])
   verdicts: list[Verdict] = grader.grade(
-    [tokenizer.decode(candidate.tokens) for candidate in proposed],
+    [tokenizer.decode(candidate.tokens) for candidate in candidates],
     [question.answer for question in questions],
     [question.kind for question in questions],
     [
@@ -298,51 +298,51 @@ def successes(
         int(candidate.tokens[-1]) not in tokenizer.eos_ids,
         limit,
       )
-      for question, candidate in zip(questions, proposed)
+      for question, candidate in zip(questions, candidates)
     ],
   )
   pool.refuse_all_failed(source, verdicts)
-  right = [
+  correct_candidates = [
     dataclasses.replace(candidate, reward=verdict.reward)
-    for candidate, verdict in zip(proposed, verdicts)
+    for candidate, verdict in zip(candidates, verdicts)
     if verdict.correct
   ]
-  if not right:
+  if not correct_candidates:
     outcomes = collections.Counter(verdict.outcome for verdict in verdicts)
     raise InputError(
-      f'{source}: the experience contains {counted(len(proposed), "response")} to questions in '
+      f'{source}: the experience contains {counted(len(candidates), "response")} to questions in '
       f'{data.spec}, but none of them is correct ('
       + ', '.join(f'{count} {outcome}' for outcome, count in outcomes.items())
       + '). Only correct responses are replayed. Make sure that the responses have the format that '
       'config.verifier expects.'
     )
-  return right
+  return correct_candidates
 
 
 def seeded(
-  rollout: RolloutSetup, params: Params, right: Sequence[Candidate], missing_logprobs: str
+  rollout: RolloutSetup, params: Params, successes: Sequence[Candidate], missing_logprobs: str
 ) -> Buffer:
   """Return a buffer with the newest `max_trajectories` successes of each question.
 
-  `right` lists the successes, newest last. Missing log-probabilities are computed under `params`,
-  the initial policy's parameters, unless `missing_logprobs` is 'zero'; see `ExperienceConfig`.
+  `successes` are listed newest last. Missing log-probabilities are computed under `params`, the
+  initial policy's parameters, unless `missing_logprobs` is 'zero'; see `ExperienceConfig`.
   """
   groups: dict[int, list[Candidate]] = collections.defaultdict(list)
   correctness: dict[int, float] = {}
-  for candidate in right:
+  for candidate in successes:
     groups[candidate.row].append(candidate)
     if candidate.correctness is not None:
       correctness[candidate.row] = candidate.correctness
   kept = [c for group in groups.values() for c in group[-rollout.replay_config.max_trajectories :]]
-  unknown = [c for c in kept if c.logp is None]
+  without_logp = [c for c in kept if c.logp is None]
   if missing_logprobs == 'zero':
-    made = (np.zeros(len(c.tokens), np.float32) for c in unknown)
+    logps = (np.zeros(len(c.tokens), np.float32) for c in without_logp)
   else:
-    rows = [(rollout.data.prompts[c.row], c.tokens) for c in unknown]
-    made = iter(scoring.score(rollout.score_spec, params, rows)[0])
+    rows = [(rollout.data.prompts[c.row], c.tokens) for c in without_logp]
+    logps = iter(scoring.score(rollout.score_spec, params, rows)[0])
   stored: dict[int, list[Trajectory]] = collections.defaultdict(list)
   for c in kept:
-    logp = next(made) if c.logp is None else c.logp
+    logp = next(logps) if c.logp is None else c.logp
     stored[c.row].append(Trajectory(tokens=c.tokens, logp=logp, reward=c.reward, step=0))
   entries = {
     row: Entry(

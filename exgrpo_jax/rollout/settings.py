@@ -80,11 +80,11 @@ class RolloutConfig:
   )
 
   def __post_init__(self) -> None:
-    most = self.questions * (self.max_staleness + 1)
-    if not self.questions <= self.groups_in_flight <= most:
+    max_groups = self.questions * (self.max_staleness + 1)
+    if not self.questions <= self.groups_in_flight <= max_groups:
       raise InputError(
         f'config.rollout.max_groups_in_flight={self.max_groups_in_flight}: the value must be '
-        f'between config.rollout.questions={self.questions} and {most}, which is questions * '
+        f'between config.rollout.questions={self.questions} and {max_groups}, which is questions * '
         f'(config.rollout.max_staleness={self.max_staleness} + 1). A step trains on '
         f'{self.questions} groups, and no group may wait for more than config.rollout.max_staleness'
         ' steps. Choose a number in this range, or 0.'
@@ -95,8 +95,8 @@ class RolloutConfig:
     """Return the number of groups in flight when a step begins (Q without partial rollouts)."""
     if not self.partial:
       return self.questions
-    enough = self.questions + _GROUPS_PER_SAMPLES * math.ceil(self.slots / self.group_size)
-    return self.max_groups_in_flight or min(enough, self.questions * (self.max_staleness + 1))
+    num_groups = self.questions + _GROUPS_PER_SAMPLES * math.ceil(self.slots / self.group_size)
+    return self.max_groups_in_flight or min(num_groups, self.questions * (self.max_staleness + 1))
 
   @property
   def is_dynamic(self) -> bool:
@@ -111,8 +111,8 @@ class RolloutConfig:
   @property
   def questions_at_once(self) -> int:
     """Return the maximum number of distinct questions that a step works on."""
-    drawn_later = math.floor(self.dynamic_sampling * self.questions) if self.is_dynamic else 0
-    return self.groups_in_flight + drawn_later
+    extra_questions = math.floor(self.dynamic_sampling * self.questions) if self.is_dynamic else 0
+    return self.groups_in_flight + extra_questions
 
   @property
   def longest_row(self) -> int:

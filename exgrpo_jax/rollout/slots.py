@@ -67,9 +67,9 @@ class Row:
     return self.request.question, self.request.prompt.tobytes()
 
   def response(
-    self, found_SLC: np.ndarray | None, is_complete: bool = False, truncated: bool = False
+    self, routes_SLC: np.ndarray | None, is_complete: bool = False, truncated: bool = False
   ) -> Response:
-    """Return the response so far. `found_SLC` are the routes recorded in its slot, or None."""
+    """Return the response so far. `routes_SLC` are the routes recorded in its slot, or None."""
     tokens, logp, entropy = (np.concatenate(parts) for parts in zip(*self.pieces))
     length = len(self.request.prompt) + len(tokens)
     return Response(
@@ -78,7 +78,7 @@ class Row:
       entropy=entropy,
       truncated=truncated,
       is_complete=is_complete,
-      routes=routes.completed(self.request.prefix.routes, found_SLC, self.position, length),
+      routes=routes.completed(self.request.prefix.routes, routes_SLC, self.position, length),
     )
 
 
@@ -103,9 +103,9 @@ def rows_of(
   spec: DecodeSpec,
   requests: Sequence[Request],
   step_key: Callable[[int], jax.Array],
-  before: Sequence[Row] = (),
+  earlier_rows: Sequence[Row] = (),
 ) -> list[Row]:
-  """Create a row for each request. Indices continue after the rows in `before`.
+  """Create a row for each request. Indices continue after the rows in `earlier_rows`.
 
   `step_key` returns the key of the step that began a response. A row's place is its own index, but
   a row that follows an earlier row inherits that row's place.
@@ -113,11 +113,13 @@ def rows_of(
   for request in requests:
     fits = 1 <= len(request.prompt) <= spec.max_prompt and 1 <= request.limit <= spec.max_response
     assert fits, 'the prompt or the limit does not fit into the cache'
-  keys = {step: jax.random.key_data(step_key(step)) for step in {one.step for one in requests}}
+  keys = {
+    step: jax.random.key_data(step_key(step)) for step in {request.step for request in requests}
+  }
   key_data = jax.device_get(keys)
   rows = list[Row]()
   for request in requests:
-    index = len(before) + len(rows)
+    index = len(earlier_rows) + len(rows)
     row = Row(
       index=index,
       request=request,
@@ -127,18 +129,18 @@ def rows_of(
       place=index,
     )
     if request.follows is not None:
-      row.place = before[request.follows].place
+      row.place = earlier_rows[request.follows].place
       if row.place < spec.parked:
-        row.forced = request.prefix.tokens[before[request.follows].length :]
+        row.forced = request.prefix.tokens[earlier_rows[request.follows].length :]
     rows.append(row)
   return rows
 
 
-def take_slots(slots: Slots, waiting: collections.deque[Row]) -> None:
+def take_slots(slots: Slots, queue: collections.deque[Row]) -> None:
   """Assign free slots to waiting rows, in order."""
   free = [slot for slot, row in enumerate(slots) if row is None]
-  for slot in free[: len(waiting)]:
-    slots[slot] = waiting.popleft()
+  for slot in free[: len(queue)]:
+    slots[slot] = queue.popleft()
 
 
 def rows_per_insert(slots: int) -> int:
@@ -175,11 +177,11 @@ def write(slots: Slots, decoded: Decoded, width: int = 0, counts: Counts | None 
     if row is None or row.truncated is not None:
       continue
     count = int(decoded.length_B[slot]) - row.cached
-    read = min(count, len(row.forced))
-    row.forced = row.forced[read:]
-    written = decoded.tokens_NB, decoded.logp_NB, decoded.entropy_NB
-    row.pieces.append(tuple(values_NB[read:count, slot] for values_NB in written))
-    row.length += count - read
+    num_read = min(count, len(row.forced))
+    row.forced = row.forced[num_read:]
+    columns = decoded.tokens_NB, decoded.logp_NB, decoded.entropy_NB
+    row.pieces.append(tuple(values_NB[num_read:count, slot] for values_NB in columns))
+    row.length += count - num_read
     if not decoded.live_B[slot]:
       row.truncated = not decoded.ended_B[slot]
     tokens.append(count)
@@ -199,7 +201,7 @@ def write(slots: Slots, decoded: Decoded, width: int = 0, counts: Counts | None 
 def joined(parts: Sequence[Sync]) -> Sync:
   """Combine one or more parts of the decoding between two syncs into a single `Sync`."""
   slots, steps, tokens, row_steps, widths, *counts = zip(*parts, strict=True)
-  by_source = (tuple(map(sum, zip(*each))) for each in counts)
+  by_source = (tuple(map(sum, zip(*source_counts))) for source_counts in counts)
   return Sync(slots[-1], sum(steps), sum(tokens), sum(row_steps), widths[-1], *by_source)
 
 
@@ -207,7 +209,7 @@ def past_of(requests: Sequence[Request]) -> Past:
   """Collect the earlier responses that the requests contain."""
   past = collections.defaultdict[int, dict[int, np.ndarray]](dict)
   for request in requests:
-    past[request.question] |= {-number: one for number, one in enumerate(request.past, 1)}
+    past[request.question] |= {-number: response for number, response in enumerate(request.past, 1)}
   return past
 
 
@@ -222,15 +224,15 @@ def texts_of(slots: Slots, past: Past, length: int) -> Texts:
   A question's rows share its past responses, latest first. The total number of past responses is
   limited to the number of slots, or to `drafts.MAX_TEXTS` if that is larger.
   """
-  count, most = len(slots), drafts.MAX_TEXTS
+  count, max_texts = len(slots), drafts.MAX_TEXTS
   of_question = collections.defaultdict[int, dict[int, Row]](dict)
   for slot, row in enumerate(slots):
     if row:
       of_question[row.request.question][slot] = row
-  num_past = max(count, most)
+  num_past = max(count, max_texts)
   tokens_RS = np.zeros((count + num_past, length), np.int32)
   length_R, start_R = np.zeros((2, count + num_past), np.int32)
-  peers_BM = np.full((count, most), -1, np.int32)
+  peers_BM = np.full((count, max_texts), -1, np.int32)
   peers_BM[:, 0] = np.arange(count)
 
   def put(place: int, prompt: np.ndarray, response: np.ndarray) -> None:
@@ -238,20 +240,22 @@ def texts_of(slots: Slots, past: Past, length: int) -> Texts:
     tokens_RS[place, : len(text)] = text
     length_R[place], start_R[place] = len(text), len(prompt)
 
-  free = count  # the next place of a past response
+  next_place = count  # the next place of a past response
   for question, rows in of_question.items():
     for slot, row in rows.items():
       put(slot, row.request.prompt, row.written)
     prompt = next(iter(rows.values())).request.prompt[-drafts.LONGEST_MATCH :]
-    writing = {row.request.sample for row in rows.values()}
-    found = [one for name, one in past.get(question, {}).items() if name not in writing]
-    share = min(most - 1, num_past // len(of_question), len(found))
-    places = range(free, free := free + share)
-    for place, response in zip(places, reversed(found)):
+    samples = {row.request.sample for row in rows.values()}
+    responses = [
+      response for sample, response in past.get(question, {}).items() if sample not in samples
+    ]
+    share = min(max_texts - 1, num_past // len(of_question), len(responses))
+    places = range(next_place, next_place := next_place + share)
+    for place, response in zip(places, reversed(responses)):
       put(place, prompt, response)
     for slot in rows:
-      others = [*(one for one in rows if one != slot), *places][: most - 1]
-      peers_BM[slot, 1 : 1 + len(others)] = others
+      peers = [*(peer for peer in rows if peer != slot), *places][: max_texts - 1]
+      peers_BM[slot, 1 : 1 + len(peers)] = peers
   return Texts(tokens_RS, length_R, start_R, peers_BM)
 
 
@@ -277,8 +281,8 @@ def harvest(
 def progress(rows: Sequence[Row]) -> str:
   """Return a progress message: complete responses and tokens at the last sync."""
   complete = sum(row.complete is not None for row in rows)
-  written = counted(sum(row.length for row in rows), 'token')
-  return f'{complete} of {counted(len(rows), "response")}, {written}'
+  tokens = counted(sum(row.length for row in rows), 'token')
+  return f'{complete} of {counted(len(rows), "response")}, {tokens}'
 
 
 def metrics(syncs: Sequence[Sync]) -> dict[str, float]:
@@ -290,20 +294,22 @@ def metrics(syncs: Sequence[Sync]) -> dict[str, float]:
   row_steps = sum(sync.row_steps for sync in syncs)
   if not steps:
     return {}
-  found = {'rollout/slots_busy': row_steps / steps}
+  step_metrics = {'rollout/slots_busy': row_steps / steps}
   drafting = [sync for sync in syncs if sync.width]
   if not drafting:
-    return found
+    return step_metrics
   drafted, accepted = (
     np.sum([getattr(sync, name) for sync in drafting], axis=0) for name in ('drafted', 'accepted')
   )
-  found |= {
+  step_metrics |= {
     'rollout/tokens_per_pass': sum(sync.tokens for sync in syncs) / row_steps,
     'rollout/draft_width': sum(sync.width * sync.row_steps for sync in syncs) / row_steps,
     'rollout/drafts_accepted': float(accepted.sum() / max(1, drafted.sum())),
   }
   by_source = zip(drafts.SOURCES, drafted, accepted)
-  return found | {f'rollout/drafts_accepted_{name}': float(b / a) for name, a, b in by_source if a}
+  return step_metrics | {
+    f'rollout/drafts_accepted_{name}': float(b / a) for name, a, b in by_source if a
+  }
 
 
 # ---- Prefilling prompts ahead of time ----
@@ -333,47 +339,49 @@ class Prefilled:
     spec: DecodeSpec,
     params: model.Params,
     mesh: Mesh,
-    wanted: Iterable[tuple[Origin, np.ndarray]],
+    requested_prompts: Iterable[tuple[Origin, np.ndarray]],
   ) -> None:
-    """Prefill the first `spec.prompts` distinct prompts in `wanted`, and drop all others."""
+    """Prefill the first `spec.prompts` distinct requested prompts, and drop all others."""
     wave: dict[Origin, np.ndarray] = {}
-    for origin, prompt in wanted:
+    for origin, prompt in requested_prompts:
       wave.setdefault(origin, prompt)
       if len(wave) == spec.prompts:
         break
     self.places = {origin: place for origin, place in self.places.items() if origin in wave}
-    absent = {origin: prompt for origin, prompt in wave.items() if origin not in self.places}
+    new_prompts = {origin: prompt for origin, prompt in wave.items() if origin not in self.places}
     free = sorted({*range(spec.prompts)} - {*self.places.values()})
-    self.places |= (new := dict(zip(absent, free)))
+    self.places |= (new_places := dict(zip(new_prompts, free)))
     lengths = prefill_lengths(spec.max_prompt)
-    done = 0
-    with activity.doing(lambda: f'{done} of {counted(len(absent), "prompt")} prefilled'):
-      for tokens_PT, origins in batches(absent, lengths, spec.prompts, mesh, spec.pad_id):
+    num_prefilled = 0
+    with activity.doing(
+      lambda: f'{num_prefilled} of {counted(len(new_prompts), "prompt")} prefilled'
+    ):
+      for tokens_PT, origins in batches(new_prompts, lengths, spec.prompts, mesh, spec.pad_id):
         lengths_P = np.ones(len(tokens_PT), np.int32)
         place_P = np.full(len(tokens_PT), spec.prompts, np.int32)
-        lengths_P[: len(origins)] = [len(absent[origin]) for origin in origins]
-        place_P[: len(origins)] = [new[origin] for origin in origins]
+        lengths_P[: len(origins)] = [len(new_prompts[origin]) for origin in origins]
+        place_P[: len(origins)] = [new_places[origin] for origin in origins]
         self.prompts = decode_loop.prefill(
           config, params, self.prompts, tokens_PT, lengths_P, place_P
         )
         # Wait, to report progress accurately. The device is hardly idle between batches.
         jax.block_until_ready(self.prompts.hidden_WD)
-        done += len(origins)
+        num_prefilled += len(origins)
 
 
 def batches(
-  rows: Mapping[_Name, np.ndarray], lengths: Sequence[int], most: int, mesh: Mesh, pad_id: int
+  rows: Mapping[_Name, np.ndarray], lengths: Sequence[int], max_rows: int, mesh: Mesh, pad_id: int
 ) -> Iterator[tuple[np.ndarray, list[_Name]]]:
   """Yield batches to prefill: (tokens_PT int32, names). Rows beyond the names are padding.
 
   `rows` maps names to token arrays, which are padded to one of `lengths` (in ascending order).
-  `most` is the maximum number of rows in a batch.
+  `max_rows` is the maximum number of rows in a batch.
   """
   for shorter, length in zip([0, *lengths], lengths):
-    alike = [name for name, tokens in rows.items() if shorter < len(tokens) <= length]
-    count = prefilled_together(length, most, mesh)
-    for start in range(0, len(alike), count):
-      names = alike[start : start + count]
+    matches = [name for name, tokens in rows.items() if shorter < len(tokens) <= length]
+    count = prefilled_together(length, max_rows, mesh)
+    for start in range(0, len(matches), count):
+      names = matches[start : start + count]
       tokens_PT = np.full((count, length), pad_id, np.int32)
       for row_T, name in zip(tokens_PT, names):
         row_T[: len(rows[name])] = rows[name]
@@ -386,7 +394,7 @@ def prefill_lengths(max_prompt: int) -> list[int]:
   return [*(length for length in parts if length >= SHORTEST_PREFILL), max_prompt]
 
 
-def prefilled_together(length: int, most: int, mesh: Mesh) -> int:
-  """Return how many rows of `length` tokens to prefill together; `most` is the limit."""
+def prefilled_together(length: int, max_rows: int, mesh: Mesh) -> int:
+  """Return how many rows of `length` tokens to prefill together; `max_rows` is the limit."""
   _, num_shards = sharding.split(mesh, 'batch')
-  return min(most, rows_within(PREFILL_TOKENS, length) * num_shards)
+  return min(max_rows, rows_within(PREFILL_TOKENS, length) * num_shards)

@@ -114,25 +114,25 @@ def plan_step(
   arguments and the seed, so a resumed run makes the same plan.
   """
   config, replay_config, data = rollout.config, rollout.replay_config, rollout.data
-  begun = [group.question_row for group in partial_groups]
-  count = max(0, config.groups_in_flight - len(begun))
+  partial_rows = [group.question_row for group in partial_groups]
+  count = max(0, config.groups_in_flight - len(partial_rows))
   rng = randomness.generator(rollout.seed, Purpose.PLAN, step)
-  among = count
+  num_questions = count
   if config.is_dynamic:  # dropped groups free places, but a step trains on Q groups
-    among = min(count, config.questions) if config.partial else config.questions
-  replayed = replay.draw_questions(
-    replay_config, buffer, among, config.group_size, step, rng, begun
+    num_questions = min(count, config.questions) if config.partial else config.questions
+  replayed_rows = replay.draw_questions(
+    replay_config, buffer, num_questions, config.group_size, step, rng, partial_rows
   )
-  fresh, cursor = question_stream.take(
+  fresh_rows, cursor = question_stream.take(
     cursor,
-    max(0, count - len(replayed)),
+    max(0, count - len(replayed_rows)),
     len(data.questions),
     rollout.seed,
     buffer.retired_epoch,
-    taken=[*begun, *replayed],
+    taken=[*partial_rows, *replayed_rows],
     at_once=config.questions_at_once,
   )
-  rows = rng.permutation(np.array([*replayed, *fresh], int)).tolist()
+  rows = rng.permutation(np.array([*replayed_rows, *fresh_rows], int)).tolist()
   plan = Plan(
     step=step,
     cursor=cursor,
@@ -141,12 +141,12 @@ def plan_step(
     prompts=tuple(data.prompts[row] for row in rows),
     candidates=tuple(
       replay.candidates(replay_config, buffer.entries[row], step)
-      if row in replayed and replay_config.include_trajectory
+      if row in replayed_rows and replay_config.include_trajectory
       else ()
       for row in rows
     ),
-    is_drawn=tuple(row in replayed for row in rows),
-    history={row: buffer.history[row] for row in [*begun, *rows] if row in buffer.history},
+    is_drawn=tuple(row in replayed_rows for row in rows),
+    history={row: buffer.history[row] for row in [*partial_rows, *rows] if row in buffer.history},
     retired_epoch=buffer.retired_epoch,
   )
   return partial.continuing(replay_config, config.group_size, plan, partial_groups, data, buffer)
@@ -160,19 +160,25 @@ def admit(rollout: RolloutSetup, params: Params, plan: Plan) -> Plan:
   fresh responses. If an earlier step began such a group with K - 1, the group keeps the trajectory
   that has drifted least.
   """
-  config, begun = rollout.replay_config, len(plan.partial_groups)
+  config, num_partial = rollout.replay_config, len(plan.partial_groups)
   if config.question_selection != 'headroom_drift':
     return plan
-  tested = [(group, stored) for group, own in enumerate(plan.candidates) for stored in own]
-  scores = iter(_score_replays(rollout, params, plan, tested))
-  kept = []
-  for group, own in enumerate(plan.candidates):
-    drifts = [replay.drift(next(scores).log_ratio) for _ in own]
-    near = tuple(stored for stored, drift in zip(own, drifts) if drift <= config.max_drift)
-    if group < begun and own and not near:
-      near = (own[int(np.argmin(drifts))],)
-    kept.append(near)
-  return dataclasses.replace(plan, candidates=tuple(kept))
+  pairs = [
+    (group, trajectory)
+    for group, trajectories in enumerate(plan.candidates)
+    for trajectory in trajectories
+  ]
+  scores = iter(_score_replays(rollout, params, plan, pairs))
+  candidates = []
+  for group, trajectories in enumerate(plan.candidates):
+    drifts = [replay.drift(next(scores).log_ratio) for _ in trajectories]
+    near = tuple(
+      trajectory for trajectory, drift in zip(trajectories, drifts) if drift <= config.max_drift
+    )
+    if group < num_partial and trajectories and not near:
+      near = (trajectories[int(np.argmin(drifts))],)
+    candidates.append(near)
+  return dataclasses.replace(plan, candidates=tuple(candidates))
 
 
 # ---- Generate ----
@@ -195,10 +201,10 @@ def generate(
   config = rollout.config
   groups = [[EMPTY_RESPONSE] * (config.group_size - replays) for replays in plan.is_replay_Q]
   groups[: len(plan.partial_groups)] = [list(group.responses) for group in plan.partial_groups]
-  known = sum(map(partial.are_complete, groups))
+  num_complete = sum(map(partial.are_complete, groups))
 
   def can_train() -> bool:
-    if not config.partial or sum(map(partial.are_complete, groups)) < known + aim.finish:
+    if not config.partial or sum(map(partial.are_complete, groups)) < num_complete + aim.finish:
       return False
     return partial.ready(config, groups, plan.step, aim.dropped, aim.fillers) is not None
 
@@ -206,8 +212,8 @@ def generate(
     return groups, {}
   places = [
     (group, sample)
-    for group, own in enumerate(groups)
-    for sample, response in enumerate(own)
+    for group, members in enumerate(groups)
+    for sample, response in enumerate(members)
     if not response.is_complete
   ]
   assert places, 'a step must be able to train or to generate more'
@@ -236,20 +242,20 @@ def _requests(
   config: RolloutConfig, plan: Plan, groups: Responses, places: Sequence[tuple[int, int]]
 ) -> list[Request]:
   """Request the responses at `places`, which are (group, sample) pairs."""
-  drawn = partial.drawn_in(plan)
+  draw_steps = partial.drawn_in(plan)
   return [
     Request(
       prompt=plan.prompts[group],
       question=plan.questions[group].row,
       sample=sample,
-      step=drawn[group],
+      step=draw_steps[group],
       limit=config.max_response,
       prefix=groups[group][sample],
       episode_question=plan.questions[group],
       # These are all in checkpoints, so a resumed run drafts the same tokens.
       past=(
-        *(stored.tokens for stored in plan.candidates[group]),
-        *(one.tokens for one in groups[group] if one.is_complete),
+        *(trajectory.tokens for trajectory in plan.candidates[group]),
+        *(response.tokens for response in groups[group] if response.is_complete),
       ),
     )
     for group, sample in places
@@ -322,30 +328,30 @@ def old_logprobs(
   rows = [(prompt, response.tokens) for prompt, response in pairs]
   row_routes = [response.routes for _, response in pairs]
   logps, _ = scoring.score(rollout.score_spec, params, rows, row_routes)
-  measured = scoring.differences(logps, [response for _, response in pairs], plan.step)
+  differences = scoring.differences(logps, [response for _, response in pairs], plan.step)
   if recomputes:
-    return recomputed(responses, logps, rollout.objective_config.tis_limit, plan.step), measured
-  largest = measured['rollout_mismatch/logprob_max']
+    return recomputed(responses, logps, rollout.objective_config.tis_limit, plan.step), differences
+  largest = differences['rollout_mismatch/logprob_max']
   if not largest <= check.max:  # nor NaN
     raise InputError(
       f'config.logprob_check.max={check.max}: at step {plan.step} the log-probabilities of the '
       f'sampler and the trainer differ by up to {largest:.2g} nats (mean '
-      f'{measured["rollout_mismatch/logprob_mean"]:.2g}), so importance weights would be wrong. '
+      f'{differences["rollout_mismatch/logprob_mean"]:.2g}), so importance weights would be wrong. '
       'Raise the limit if the cause is only bfloat16 rounding, or set '
       "config.objective.old_logprobs='recompute'."
     )
-  return responses, measured
+  return responses, differences
 
 
 def recomputed(
-  responses: Responses, trainer: Iterable[np.ndarray], tis_limit: float, step: int
+  responses: Responses, trainer_logps: Iterable[np.ndarray], tis_limit: float, step: int
 ) -> list[list[Response]]:
   """Replace the log-probabilities of tokens from `step` with the trainer's.
 
-  If `tis_limit` is positive, also add truncated importance sampling weights. `trainer` yields the
-  log-probabilities [T] of each response that has such tokens, in order.
+  If `tis_limit` is positive, also add truncated importance sampling weights. `trainer_logps` yields
+  the log-probabilities [T] of each response that has such tokens, in order.
   """
-  logps = iter(trainer)
+  logps = iter(trainer_logps)
 
   def with_trainers(response: Response) -> Response:
     start = response.tokens_before(step)
@@ -353,10 +359,12 @@ def recomputed(
       return response
     logp, weight = (next(logps) * response.own)[start:], None
     if tis_limit:
-      earlier = [] if response.tis_weight is None else [response.tis_weight]
-      weight = np.concatenate([*earlier, losses.tis_weight(logp, response.logp[start:], tis_limit)])
-    whole = np.concatenate([response.logp[:start], logp])
-    return dataclasses.replace(response, logp=whole, tis_weight=weight)
+      earlier_weights = [] if response.tis_weight is None else [response.tis_weight]
+      weight = np.concatenate(
+        [*earlier_weights, losses.tis_weight(logp, response.logp[start:], tis_limit)]
+      )
+    full_logp = np.concatenate([response.logp[:start], logp])
+    return dataclasses.replace(response, logp=full_logp, tis_weight=weight)
 
   return [[with_trainers(response) for response in group] for group in responses]
 
@@ -374,10 +382,12 @@ def collect_verdicts(
   and new groups. With dynamic sampling, dropped groups come last, and `dynamic.sample` has already
   collected the verdicts. Raises InputError if grading failed for all responses.
   """
-  found, new = graded(plan, responses, grader)
-  pool.refuse_all_failed(f'step {plan.step}', [new[place] for place in sorted(new)])
-  gone = dropped(rollout, found) if rollout.config.is_dynamic else ()
-  return partial.split(rollout.config, found, rollout.seed, gone)
+  groups, new_verdicts = graded(plan, responses, grader)
+  pool.refuse_all_failed(
+    f'step {plan.step}', [new_verdicts[place] for place in sorted(new_verdicts)]
+  )
+  dropped_groups = dropped(rollout, groups) if rollout.config.is_dynamic else ()
+  return partial.split(rollout.config, groups, rollout.seed, dropped_groups)
 
 
 def dropped(rollout: RolloutSetup, graded: GradedGroups) -> list[int]:
@@ -389,19 +399,19 @@ def graded(
   plan: Plan, responses: Responses, grader: Grader
 ) -> tuple[GradedGroups, dict[Any, Verdict]]:
   """Return the groups with all verdicts, and a dict of those from the grader or environment."""
-  of_environment = {
-    (group, sample): one.verdict
-    for group, own in enumerate(responses)
-    for sample, one in enumerate(own)
-    if one.verdict
+  environment_verdicts = {
+    (group, sample): response.verdict
+    for group, members in enumerate(responses)
+    for sample, response in enumerate(members)
+    if response.verdict
   }
-  new: dict[Any, Verdict] = {**grader.collect(), **of_environment}
-  verdicts = {**partial.verdicts(plan), **new}
+  new_verdicts: dict[Any, Verdict] = {**grader.collect(), **environment_verdicts}
+  verdicts = {**partial.verdicts(plan), **new_verdicts}
   by_group = [
-    [verdicts[group, sample] for sample, one in enumerate(own) if one.is_complete]
-    for group, own in enumerate(responses)
+    [verdicts[group, sample] for sample, response in enumerate(members) if response.is_complete]
+    for group, members in enumerate(responses)
   ]
-  return GradedGroups(plan, responses, by_group), new
+  return GradedGroups(plan, responses, by_group), new_verdicts
 
 
 # ---- Pick replays ----
@@ -430,10 +440,10 @@ def pick_replays(
   )
   if not rollout.objective_config.importance_correction:
     replays = [
-      dataclasses.replace(replayed, logp=at_own(replayed, of_replayed.logp))
-      if replayed and of_replayed
+      dataclasses.replace(trajectory, logp=at_own(trajectory, replay_scores.logp))
+      if trajectory and replay_scores
       else None
-      for replayed, of_replayed in zip(replays, scores)
+      for trajectory, replay_scores in zip(replays, scores)
     ]
   return replays, scores
 
@@ -442,31 +452,38 @@ def _score_replays(
   rollout: RolloutSetup, params: Params, plan: Plan, candidates: Sequence[scoring.Candidate]
 ) -> list[ReplayScores]:
   rows = [(plan.prompts[group], trajectory.tokens) for group, trajectory in candidates]
-  own = [stored.own for _, stored in candidates]
-  row_routes = [stored.routes for _, stored in candidates]
+  own_masks = [trajectory.own for _, trajectory in candidates]
+  row_routes = [trajectory.routes for _, trajectory in candidates]
   logps, entropies = (
-    [x_T[own_T] for x_T, own_T in zip(values, own)]
+    [x_T[own_T] for x_T, own_T in zip(values, own_masks)]
     for values in scoring.score(rollout.score_spec, params, rows, row_routes)
   )
-  past = [stored.logp[own_T] for (_, stored), own_T in zip(candidates, own)]
-  corrected = past if rollout.objective_config.importance_correction else logps
-  weights = scoring.weights(rollout.objective_config, rollout.meshes.training, logps, corrected)
+  past_logps = [trajectory.logp[own_T] for (_, trajectory), own_T in zip(candidates, own_masks)]
+  denominators = past_logps if rollout.objective_config.importance_correction else logps
+  weights = scoring.weights(rollout.objective_config, rollout.meshes.training, logps, denominators)
   return [
-    ReplayScores(logp=logp, entropy=entropy, weight=weight, log_ratio=logp - of_past)
-    for logp, entropy, weight, of_past in zip(logps, entropies, weights, past)
+    ReplayScores(logp=logp, entropy=entropy, weight=weight, log_ratio=logp - past_logp)
+    for logp, entropy, weight, past_logp in zip(logps, entropies, weights, past_logps)
   ]
 
 
 def _released_costs(rollout: RolloutSetup, params: Params, plan: Plan) -> list[float]:
   """Compute `trajectory_rules.released_costs` for all candidates."""
   candidates = [
-    (prompt, stored) for prompt, own in zip(plan.prompts, plan.candidates) for stored in own
+    (prompt, trajectory)
+    for prompt, trajectories in zip(plan.prompts, plan.candidates)
+    for trajectory in trajectories
   ]
   # Score everything except the prompt's first token, as if it were the response.
-  rows = [(prompt[:1], np.concatenate([prompt[1:], one.tokens])) for prompt, one in candidates]
-  row_routes = [one.routes for _, one in candidates]
+  rows = [
+    (prompt[:1], np.concatenate([prompt[1:], trajectory.tokens]))
+    for prompt, trajectory in candidates
+  ]
+  row_routes = [trajectory.routes for _, trajectory in candidates]
   _, entropies = scoring.score(rollout.score_spec, params, rows, row_routes)
-  lengths = [int(np.sum(one.tokens != rollout.tokenizer.pad_id)) for _, one in candidates]
+  lengths = [
+    int(np.sum(trajectory.tokens != rollout.tokenizer.pad_id)) for _, trajectory in candidates
+  ]
   return trajectory_rules.released_costs(entropies, lengths, rollout.config.max_response)
 
 
@@ -489,14 +506,17 @@ def assemble(
   members: list[Response | Trajectory] = []
   groups = zip(trained.plan.prompts, trained.responses, replays, trained.verdicts, strict=True)
   num_trained = len(trained.plan.questions) - trained.num_dropped
-  for prompt, group, replayed, judged in itertools.islice(groups, num_trained):
-    own = [*group, replayed] if replayed else group
-    rewards.append([v.reward for v in judged] + ([replayed.reward] if replayed else []))
-    correctness = replay.group_correctness(rollout.replay_config, judged, replayed)
+  for prompt, group, trajectory, verdicts in itertools.islice(groups, num_trained):
+    group_members = [*group, trajectory] if trajectory else group
+    rewards.append([v.reward for v in verdicts] + ([trajectory.reward] if trajectory else []))
+    correctness = replay.group_correctness(rollout.replay_config, verdicts, trajectory)
     is_trained = replay.trains(rollout.replay_config, correctness)
-    trains += [is_trained and not (objective_config.mask_truncated and m.truncated) for m in own]
-    rows += [(prompt, member.tokens) for member in own]
-    members += own
+    trains += [
+      is_trained and not (objective_config.mask_truncated and member.truncated)
+      for member in group_members
+    ]
+    rows += [(prompt, member.tokens) for member in group_members]
+    members += group_members
   is_replay_B = np.array([isinstance(member, Trajectory) for member in members])
   trains_B = np.array(trains, np.float32)
   advantage_B = _advantages(objective_config, np.array(rewards, np.float32), is_replay_B, trained)
@@ -516,8 +536,8 @@ def assemble(
       is_carried_BT[b, is_token_BT[b]] = np.arange(len(member.tokens)) < member.tokens_before(step)
   if objective_config.m2po_threshold < float('inf') and is_replay_B.any():
     advantage_R = (advantage_B * trains_B)[is_replay_B]
-    stays = _within_second_moment(objective_config, replays, scores, advantage_R)
-    term_weight_BT[(mask_BT > 0) & is_replay_B[:, None]] = stays
+    is_kept_N = _within_second_moment(objective_config, replays, scores, advantage_R)
+    term_weight_BT[(mask_BT > 0) & is_replay_B[:, None]] = is_kept_N
   routes_BTLC = None
   if rollout.config.router_replay:
     row_routes = [member.routes for member in members]
@@ -567,7 +587,11 @@ def _within_second_moment(
   advantage_R: np.ndarray,
 ) -> np.ndarray:
   """Return a flat bool mask, row by row, of the tokens to keep in the R replayed rows."""
-  log_ratios = [own.logp - row.logp[row.own] for row, own in zip(replays, scores) if row and own]
+  log_ratios = [
+    replay_scores.logp - trajectory.logp[trajectory.own]
+    for trajectory, replay_scores in zip(replays, scores)
+    if trajectory and replay_scores
+  ]
   advantage_N = np.repeat(advantage_R, [len(log_ratio) for log_ratio in log_ratios])
   return losses.within_second_moment(np.concatenate(log_ratios), advantage_N, config.m2po_threshold)
 

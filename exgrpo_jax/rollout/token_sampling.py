@@ -27,8 +27,8 @@ class Distribution:
   def __str__(self) -> str:
     """Describe the settings in use, such as 'temperature 0.6, top_p 0.95'."""
     values = dataclasses.asdict(self).items()
-    shown = [(k, v) for k, v in values if k == 'temperature' or v != getattr(Distribution, k)]
-    return ', '.join(f'{name} {value:g}' for name, value in shown)
+    settings = [(k, v) for k, v in values if k == 'temperature' or v != getattr(Distribution, k)]
+    return ', '.join(f'{name} {value:g}' for name, value in settings)
 
 
 def padded_size(vocab_size: int) -> int:

@@ -88,9 +88,9 @@ def test_a_response_records_the_tokens_of_each_step():
 def test_metrics_weigh_ages_by_tokens():
   told = response(6, [Span(4, 4), Span(5, 2)], turns=(Turn(1, 4, 0.0),))  # one sampled token each
   groups = [[response(3, [Span(2, 1), Span(4, 2)])], [response(1, [Span(5, 1)])], [told]]
-  measured = partial.metrics(5, groups, left=[None] * 7)
+  measured = partial.metrics(5, groups, remaining=[None] * 7)
   assert measured == {'staleness/mean': 6 / 6, 'staleness/max': 3, 'staleness/groups_left': 7}
-  assert partial.metrics(5, [[response(3)]], left=[]) == {}
+  assert partial.metrics(5, [[response(3)]], remaining=[]) == {}
 
 
 def test_only_tokens_of_the_step_get_the_trainers_log_probabilities():

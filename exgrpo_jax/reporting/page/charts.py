@@ -29,7 +29,7 @@ class Line(NamedTuple):
 def lines(
   title: str,
   unit: str,
-  drawn: Sequence[Line],
+  curves: Sequence[Line],
   *,
   x: str = 'step',
   log: bool = False,
@@ -41,9 +41,9 @@ def lines(
   `share` means that the values are in [0, 1]. With `smooth`, if the longest line has many points,
   all lines are smoothed and the raw values are shown faintly.
   """
-  points = max((len(line.values) for line in drawn), default=0)
-  described = []
-  for line in drawn:
+  points = max((len(line.values) for line in curves), default=0)
+  rows = []
+  for line in curves:
     values = np.asarray(line.values, np.float64)
     row = {'label': line.label, 'steps': numbers(line.steps), 'values': numbers(values)}
     if smooth and points >= SMOOTHED_FROM:
@@ -54,16 +54,16 @@ def lines(
       row['smooth'] = numbers(average)
     if line.band:
       row['band'] = dict(zip(('steps', 'low', 'high'), map(numbers, line.band)))
-    described.append(row)
+    rows.append(row)
   axes = {'kind': 'lines', 'title': title, 'unit': unit, 'x': x, 'log': log, 'share': share}
-  return axes | {'lines': described}
+  return axes | {'lines': rows}
 
 
 def stack(title: str, unit: str, steps: Values, layers: Mapping[str, Values], top: float) -> Panel:
   """Return a panel of stacked areas, with a vertical axis from 0 to `top`."""
-  drawn = [{'label': label, 'values': numbers(values)} for label, values in layers.items()]
+  areas = [{'label': label, 'values': numbers(values)} for label, values in layers.items()]
   axes = {'kind': 'stack', 'title': title, 'unit': unit, 'x': 'step', 'steps': numbers(steps)}
-  return axes | {'layers': drawn, 'top': top}
+  return axes | {'layers': areas, 'top': top}
 
 
 def numbers(values: Values) -> list[float | None]:
@@ -75,10 +75,10 @@ def numbers(values: Values) -> list[float | None]:
     return int(value) if value == int(value) else float(f'{value:.{_DIGITS}g}')
 
   # In long columns most values repeat, so each distinct value is created and stored only once.
-  distinct, place = np.unique(np.asarray(values, np.float64), return_inverse=True)
-  made = np.empty(len(distinct), object)
-  made[:] = [number(value) for value in distinct.tolist()]
-  return made[place].tolist()
+  unique_values, place = np.unique(np.asarray(values, np.float64), return_inverse=True)
+  objects = np.empty(len(unique_values), object)
+  objects[:] = [number(value) for value in unique_values.tolist()]
+  return objects[place].tolist()
 
 
 def rounded(values: Values, digits: int) -> list[float | None]:
@@ -86,7 +86,7 @@ def rounded(values: Values, digits: int) -> list[float | None]:
   return numbers(np.round(np.asarray(values, np.float64), digits))
 
 
-def known(column: pa.ChunkedArray) -> np.ndarray:
+def floats(column: pa.ChunkedArray) -> np.ndarray:
   """Convert a numeric or boolean column to float64, with NaN for nulls."""
   if pa.types.is_boolean(column.type):
     column = column.cast(pa.int8())
@@ -154,8 +154,8 @@ _NO_PHASES = ('time/step', 'time/device_wait', 'time/compile_total')
 
 def overview(run: Run, replays: bool) -> dict[str, list[Panel]]:
   """Return, for each part, the panels that have data; 'replay' is empty without replay."""
-  made = {part: _all_lines(run, rows) for part, rows in _LINES.items()}
-  buffer = made['replay']
+  panels = {part: _all_lines(run, rows) for part, rows in _LINES.items()}
+  buffer = panels['replay']
   steps, *shares = _points(run, [f'grading/{outcome.replace(" ", "_")}' for outcome in OUTCOMES])
   is_long = len(steps) >= SMOOTHED_FROM
   layers = {
@@ -165,9 +165,14 @@ def overview(run: Run, replays: bool) -> dict[str, list[Panel]]:
   }
   outcomes = [stack('Outcomes', 'share of responses', steps, layers, 1.0)] if layers else []
   return {
-    'score': [*evaluations(run, ('pass@1',)), *made['score']],
-    'signal': made['signal'],
-    'training': [*evaluations(run, ('valid_steps',)), *made['training'], *outcomes, *_phases(run)],
+    'score': [*evaluations(run, ('pass@1',)), *panels['score']],
+    'signal': panels['signal'],
+    'training': [
+      *evaluations(run, ('valid_steps',)),
+      *panels['training'],
+      *outcomes,
+      *_phases(run),
+    ],
     'replay': [*buffer[:1], *buckets(run), *buffer[1:]] if replays else [],
   }
 
@@ -175,17 +180,19 @@ def overview(run: Run, replays: bool) -> dict[str, list[Panel]]:
 def evaluations(run: Run, kinds: Sequence[str] = tuple(_EVALUATIONS)) -> list[Panel]:
   """Return a panel per kind of score, with a line per data source."""
   names = sorted({name for record in run for name in record})
-  made = []
+  panels = []
   for kind in kinds:
-    shown = []
+    curves = []
     for match in filter(None, (re.fullmatch(f'eval/(.+)/{kind}', name) for name in names)):
       steps, values = _points(run, [match[0]])
-      at, low, high = _points(run, [f'{match[0]}_low', f'{match[0]}_high'])
+      band_steps, low, high = _points(run, [f'{match[0]}_low', f'{match[0]}_high'])
       if steps:
-        shown.append(Line(match[1], steps, values, (at, low, high) if at else None))
-    if shown:
-      made.append(lines(*_EVALUATIONS[kind], shown, share=True, smooth=False))
-  return made
+        curves.append(
+          Line(match[1], steps, values, (band_steps, low, high) if band_steps else None)
+        )
+    if curves:
+      panels.append(lines(*_EVALUATIONS[kind], curves, share=True, smooth=False))
+  return panels
 
 
 def buckets(run: Run) -> list[Panel]:
@@ -202,29 +209,31 @@ def buckets(run: Run) -> list[Panel]:
 
 
 def _all_lines(run: Run, rows: Sequence[tuple[str, str, dict[str, str], dict[str, Any]]]) -> list:
-  made, names = [], {name for record in run for name in record}
+  panels, names = [], {name for record in run for name in record}
   for title, unit, labels, options in rows:
     epochs = {  # the same metrics for single epochs
       name: f'{label}, {name.rpartition("/")[2].replace("_", " ")}'
-      for whole, label in labels.items()
+      for metric, label in labels.items()
       for name in sorted(names)
-      if name.startswith(f'{whole}/epoch_')
+      if name.startswith(f'{metric}/epoch_')
     }
-    found = {
+    points_of = {
       label: _points(run, [name], options.get('log', False))
       for name, label in (labels | epochs).items()
     }
-    shown = [Line(label, steps, values) for label, (steps, values) in found.items() if steps]
-    if shown and (title not in _ABSENT_AT_ZERO or any(any(line.values) for line in shown)):
-      made.append(lines(title, unit, shown, **options))
-  return made
+    curves = [Line(label, steps, values) for label, (steps, values) in points_of.items() if steps]
+    if curves and (title not in _ABSENT_AT_ZERO or any(any(line.values) for line in curves)):
+      panels.append(lines(title, unit, curves, **options))
+  return panels
 
 
 def _points(run: Run, names: Sequence[str], log: bool = False) -> list[list[float]]:
   """Return the steps at which all these metrics can be drawn, then the values of each metric."""
   rows = [[record['step'], *(record.get(name, math.nan) for name in names)] for record in run]
-  drawn = [row for row in rows if all(math.isfinite(v) and (v > 0 or not log) for v in row[1:])]
-  return list(map(list, zip(*drawn))) if drawn else [[] for _ in range(len(names) + 1)]
+  points = [
+    row for row in rows if all(math.isfinite(value) and (value > 0 or not log) for value in row[1:])
+  ]
+  return list(map(list, zip(*points))) if points else [[] for _ in range(len(names) + 1)]
 
 
 def _phases(run: Run) -> list[Panel]:
@@ -233,19 +242,19 @@ def _phases(run: Run) -> list[Panel]:
   The axis ends just above the 98th percentile of all steps except the first two, which include
   compilation.
   """
-  timed = [record for record in run if 'time/step' in record]
-  if not timed:
+  records = [record for record in run if 'time/step' in record]
+  if not records:
     return []
-  names = {name for record in timed for name in record if name.startswith('time/')}
+  names = {name for record in records for name in record if name.startswith('time/')}
   seconds = {
-    name: np.array([record.get(name, 0.0) for record in timed])
+    name: np.array([record.get(name, 0.0) for record in records])
     for name in sorted(names.difference(_NO_PHASES))
   }
-  longest = sorted(seconds, key=lambda name: -seconds[name].sum())[:_PHASES]
-  total = np.array([record['time/step'] for record in timed])
-  layers = {name.removeprefix('time/').replace('_', ' '): seconds[name] for name in longest}
+  longest_phases = sorted(seconds, key=lambda name: -seconds[name].sum())[:_PHASES]
+  total = np.array([record['time/step'] for record in records])
+  layers = {name.removeprefix('time/').replace('_', ' '): seconds[name] for name in longest_phases}
   # Work after the clock is read counts toward the next step.
   layers['other, compiling'] = np.maximum(total - sum(layers.values()), 0.0)
-  steps = [record['step'] for record in timed]
+  steps = [record['step'] for record in records]
   top = 1.1 * float(np.percentile(total[2:] if len(total) > 2 else total, 98))
   return [stack('Step time by phase', 'seconds', steps, layers, top)]

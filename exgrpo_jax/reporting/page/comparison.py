@@ -53,20 +53,20 @@ def describe(groups: Sequence[Group], benchmarks: Benchmarks) -> dict[str, Any]:
   configs = [group.runs[0].config for group in groups]
   keys = sorted(set().union(*configs) - {'seed'})
   settings = {key: [str(config.get(key, '-')) for config in configs] for key in keys}
-  chosen = [(name, source, 'share correct', _SHARE) for source, name in scores.items()]
-  drawn = [_panel(groups, *row) for row in (*chosen, *_METRICS)]
+  score_rows = [(name, source, 'share correct', _SHARE) for source, name in scores.items()]
+  panels = [_panel(groups, *row) for row in (*score_rows, *_METRICS)]
   differences: list[dict[str, Any]] = []
-  without: dict[str, list[str]] = {}  # reason not to compare two groups -> evaluations
-  scored = {group.label: runs.score_names(group.metrics) for group in groups}
+  sources_by_reason: dict[str, list[str]] = {}  # reason not to compare two groups -> evaluations
+  names_by_label = {group.label: runs.score_names(group.metrics) for group in groups}
   for (source, name), pair in itertools.product(scores.items(), itertools.combinations(groups, 2)):
-    if not all(source in scored[group.label] for group in pair):
+    if not all(source in names_by_label[group.label] for group in pair):
       continue  # visible in the table of scores
-    found = _difference(pair, benchmarks, source, name)
-    if isinstance(found, str):
-      without.setdefault(found, []).append(source)
+    difference = _difference(pair, benchmarks, source, name)
+    if isinstance(difference, str):
+      sources_by_reason.setdefault(difference, []).append(source)
     else:
       labels = {'evaluation': source, 'from': pair[0].label, 'to': pair[1].label}
-      differences.append(labels | found)
+      differences.append(labels | difference)
   return {
     'groups': [
       {
@@ -76,10 +76,12 @@ def describe(groups: Sequence[Group], benchmarks: Benchmarks) -> dict[str, Any]:
       for group in groups
     ],
     'settings': [[name, *values] for name, values in settings.items() if len(set(values)) > 1],
-    'panels': [panel for panel in drawn if panel],
+    'panels': [panel for panel in panels if panel],
     'scores': [row for source, name in scores.items() for row in _scores(groups, source, name)],
     'differences': differences,
-    'not_compared': [f'{", ".join(sources)}: {why}' for why, sources in without.items()],
+    'not_compared': [
+      f'{", ".join(sources)}: {reason}' for reason, sources in sources_by_reason.items()
+    ],
   }
 
 
@@ -92,18 +94,20 @@ def _panel(
   """
   lines, places = [], []
   for place, group in enumerate(groups):
-    found = over_seeds(group.metrics, name)
-    if found is None or (name.startswith(_OF_REPLAY) and not group.runs[0].config['replay.ratio']):
+    series = over_seeds(group.metrics, name)
+    if series is None or (name.startswith(_OF_REPLAY) and not group.runs[0].config['replay.ratio']):
       continue
-    band = (found.steps, found.mean - found.std, found.mean + found.std)
-    lines.append(Line(group.label, found.steps, found.mean, band if len(group.runs) > 1 else None))
+    band = (series.steps, series.mean - series.std, series.mean + series.std)
+    lines.append(
+      Line(group.label, series.steps, series.mean, band if len(group.runs) > 1 else None)
+    )
     places.append(place)
   if not lines:
     return None
-  described = charts.lines(title, unit, lines, **options)
-  for line, place in zip(described['lines'], places):
+  panel = charts.lines(title, unit, lines, **options)
+  for line, place in zip(panel['lines'], places):
     line['place'] = place
-  return described
+  return panel
 
 
 def _scores(groups: Sequence[Group], source: str, name: str) -> list[dict[str, Any]]:
@@ -112,20 +116,22 @@ def _scores(groups: Sequence[Group], source: str, name: str) -> list[dict[str, A
   Scores are means over seeds, with standard deviations. 'step' and 'common' are None if the groups
   share no evaluation after step 0.
   """
-  scored = {group.label: [scores_of(run, name) for run in group.metrics] for group in groups}
-  step, found = comparison.summaries(name, scored)
+  scores_by_label = {
+    group.label: [scores_of(run, name) for run in group.metrics] for group in groups
+  }
+  step, summary_of = comparison.summaries(name, scores_by_label)
   return [
     {
       'evaluation': source,
       'group': label,
-      'seeds': own.seeds,
+      'seeds': summary.seeds,
       'step': step,
-      'common': own.common and charts.numbers(own.common),
-      'last': charts.numbers(own.last),
-      'last_steps': own.last_steps,
-      'best': charts.numbers(own.best),
+      'common': summary.common and charts.numbers(summary.common),
+      'last': charts.numbers(summary.last),
+      'last_steps': summary.last_steps,
+      'best': charts.numbers(summary.best),
     }
-    for label, own in found.items()
+    for label, summary in summary_of.items()
   ]
 
 
@@ -137,38 +143,48 @@ def _difference(
   Scores are paired by seed. If the groups share fewer than two seeds, one run of each group is
   compared, and the scores are paired by question.
   """
-  both = f'{pair[0].label} and {pair[1].label}'
+  pair_labels = f'{pair[0].label} and {pair[1].label}'
   runs_by_seed = [{run.config['seed']: run for run in group.runs} for group in pair]
-  scored = [
+  scores_by_seed = [
     {seed: scores_of(run.metrics, name) for seed, run in by_seed.items()}
     for by_seed in runs_by_seed
   ]
-  seeds = sorted(set.intersection(*({seed for seed in own if own[seed]} for own in scored)))
+  seeds = sorted(
+    set.intersection(*({seed for seed in scores if scores[seed]} for scores in scores_by_seed))
+  )
   of_questions = len(seeds) < 2
-  found = []  # for each group: step -> pair -> score
-  for by_seed, own in zip(runs_by_seed, scored):
+  scores_by_step = []  # for each group: step -> pair -> score
+  for by_seed, scores in zip(runs_by_seed, scores_by_seed):
     if of_questions:
       run = by_seed[seeds[0]] if seeds else next(iter(by_seed.values()))
-      found.append(evaluations.by_step(benchmarks[run.workdir], source))
+      scores_by_step.append(evaluations.by_step(benchmarks[run.workdir], source))
     else:
-      steps = set.intersection(*(set(own[seed]) for seed in seeds))
-      found.append({step: {seed: own[seed][step] for seed in seeds} for step in steps})
-  step = last_common_step(found)
+      steps = set.intersection(*(set(scores[seed]) for seed in seeds))
+      scores_by_step.append({step: {seed: scores[seed][step] for seed in seeds} for step in steps})
+  step = last_common_step(scores_by_step)
   if step is None:
-    shown = []
-    for group, evaluated in zip(pair, found):
-      after = [str(step) for step in sorted(evaluated) if step > 0]
-      several = after if len(after) <= _SHOWN_STEPS else [*after[:2], '…', after[-1]]
-      shown.append(f'{group.label} {"after " + ", ".join(several) if after else "never"}')
+    descriptions = []
+    for group, group_scores in zip(pair, scores_by_step):
+      later_steps = [str(step) for step in sorted(group_scores) if step > 0]
+      step_texts = (
+        later_steps
+        if len(later_steps) <= _SHOWN_STEPS
+        else [*later_steps[:2], '…', later_steps[-1]]
+      )
+      descriptions.append(
+        f'{group.label} {"after " + ", ".join(step_texts) if later_steps else "never"}'
+      )
     return (
-      f'{both} have no evaluation in common after step 0, so they are not compared '
-      f'(evaluated: {"; ".join(shown)}).'
+      f'{pair_labels} have no evaluation in common after step 0, so they are not compared '
+      f'(evaluated: {"; ".join(descriptions)}).'
     )
-  compared = comparison.compare(*(by_step[step] for by_step in found), of_questions=of_questions)
-  if compared.pairs < 2:
-    return f'{both} have fewer than two questions in common.'
-  over = counted(compared.pairs, 'question' if of_questions else 'seed')
-  return {'step': step, 'estimate': charts.numbers(compared.estimate), 'paired': over}
+  difference = comparison.compare(
+    *(by_step[step] for by_step in scores_by_step), of_questions=of_questions
+  )
+  if difference.pairs < 2:
+    return f'{pair_labels} have fewer than two questions in common.'
+  pairs_text = counted(difference.pairs, 'question' if of_questions else 'seed')
+  return {'step': step, 'estimate': charts.numbers(difference.estimate), 'paired': pairs_text}
 
 
 def run_names(workdirs: Sequence[str]) -> list[str]:

@@ -40,62 +40,65 @@ def describe(groups: Sequence[Group], all_responses: bool = False) -> Parts:
 
   With `all_responses`, the table contains all responses; only a served page may be that large.
   """
-  recorded = [run for group in groups for run in group.runs]
-  called = comparison.run_names([run.workdir for run in recorded])
-  parts: Parts = {'page': {'runs': [], 'compare': None, 'title': ', '.join(called)}}
-  for index, run in enumerate(recorded):
+  all_runs = [run for group in groups for run in group.runs]
+  names = comparison.run_names([run.workdir for run in all_runs])
+  parts: Parts = {'page': {'runs': [], 'compare': None, 'title': ', '.join(names)}}
+  for index, run in enumerate(all_runs):
     buffer = experience.describe(run)
-    replayed = [question['question'] for question in buffer['replayed']]
-    limit = math.inf if all_responses else _RESPONSES // len(recorded)
-    own = _parts_of(run, len(recorded), limit, replayed)
+    replayed_rows = [question['question'] for question in buffer['replayed']]
+    limit = math.inf if all_responses else _RESPONSES // len(all_runs)
+    run_parts = _parts_of(run, len(all_runs), limit, replayed_rows)
     parts['page']['runs'].append(
       {
-        'name': called[index],
+        'name': names[index],
         'progress': f'step {run.metrics[-1]["step"]:.0f} of {run.config["num_steps"]}',
-        'missing': _missing(run, own),
-        'overview': overview.describe(run, own['evaluations'] or []),
+        'missing': _missing(run, run_parts),
+        'overview': overview.describe(run, run_parts['evaluations'] or []),
         'buffer': buffer,
         'evaluation': {'panels': charts.evaluations(run.metrics)},
       }
     )
-    parts |= {f'{name}-{index}': value for name, value in own.items()}
-  if len(recorded) > 1:
+    parts |= {f'{name}-{index}': value for name, value in run_parts.items()}
+  if len(all_runs) > 1:
     benchmarks = {
-      run.workdir: parts[f'evaluations-{index}'] or [] for index, run in enumerate(recorded)
+      run.workdir: parts[f'evaluations-{index}'] or [] for index, run in enumerate(all_runs)
     }
     parts['page']['compare'] = comparison.describe(groups, benchmarks)
   return parts
 
 
-def _parts_of(run: Recorded, runs: int, max_responses: float, replayed: Sequence[int]) -> Parts:
+def _parts_of(
+  run: Recorded, num_runs: int, max_responses: float, replayed_rows: Sequence[int]
+) -> Parts:
   """Return a run's on-demand parts. A part without data is None.
 
-  `runs` is the number of runs on the page. Stored successes of questions in `replayed` come first.
+  `num_runs` is the number of runs on the page. Stored successes of the questions `replayed_rows`
+  come first.
   """
   workdir = pathlib.Path(run.workdir)
   pieces = open_pieces(run)
   sizes = experience.sizes(workdir) if pieces else {}
-  chosen = experience.choose(sizes, _TOKENS // runs)
-  visits = experience.describe_visits(run, max_responses, chosen) or None
+  groups = experience.choose(sizes, _TOKENS // num_runs)
+  visits = experience.describe_visits(run, max_responses, groups) or None
   texts = stored = None
   if visits:  # the steps whose texts can be requested
     visits['recorded'] = sorted({key.step for key in sizes})
-  if pieces and chosen:
-    recorded = experience.read_texts(workdir, chosen.__contains__)
-    texts = experience.describe_texts(recorded, pieces)
-  others = [sizes[key].question for key in chosen] + run.questions['question'].to_pylist()
-  rows = list(dict.fromkeys([*replayed, *others]))
+  if pieces and groups:
+    responses = experience.read_texts(workdir, groups.__contains__)
+    texts = experience.describe_texts(responses, pieces)
+  other_rows = [sizes[key].question for key in groups] + run.questions['question'].to_pylist()
+  rows = list(dict.fromkeys([*replayed_rows, *other_rows]))
   if pieces and rows:
-    found = experience.read_stored(run.workdir, rows, _STORED_TOKENS // runs)
-    stored = None if found is None else experience.describe_stored(found, pieces)
-  evaluated = evaluations.describe(workdir, _CHARACTERS // runs) or None
-  return {'visits': visits, 'evaluations': evaluated, 'texts': texts, 'stored': stored}
+    trajectories = experience.read_stored(run.workdir, rows, _STORED_TOKENS // num_runs)
+    stored = None if trajectories is None else experience.describe_stored(trajectories, pieces)
+  benchmarks = evaluations.describe(workdir, _CHARACTERS // num_runs) or None
+  return {'visits': visits, 'evaluations': benchmarks, 'texts': texts, 'stored': stored}
 
 
 def describe_step(run: Recorded, pieces: Pieces, step: int) -> Any:
   """Return a part with all responses recorded token by token in a step; None if there are none."""
-  found = experience.read_step(pathlib.Path(run.workdir), step)
-  return experience.describe_texts(found, pieces) if found else None
+  responses = experience.read_step(pathlib.Path(run.workdir), step)
+  return experience.describe_texts(responses, pieces) if responses else None
 
 
 def describe_steps(run: Recorded) -> Iterator[tuple[int, Any]]:
@@ -112,17 +115,17 @@ def open_pieces(run: Recorded) -> Pieces | None:
   A run keeps its tokenizer in its workdir. Earlier versions kept only tokenizers that they had
   trained.
   """
-  kept = [os.path.join(run.workdir, name) for name in ('tokenizer', 'tokenizer.model')]
-  places = [*kept, run.config['tokenizer.path'] or run.config['model.path']]
-  for place in filter(os.path.exists, places):
+  own_paths = [os.path.join(run.workdir, name) for name in ('tokenizer', 'tokenizer.model')]
+  paths = [*own_paths, run.config['tokenizer.path'] or run.config['model.path']]
+  for path in filter(os.path.exists, paths):
     try:
-      return tokenizer.load(place).pieces
+      return tokenizer.load(path).pieces
     except InputError:
       continue
   return None
 
 
-def _missing(run: Recorded, own: Parts) -> list[str]:
+def _missing(run: Recorded, run_parts: Parts) -> list[str]:
   """Explain what the page cannot show about a run, and why."""
   if not run.metrics[-1]['step']:
     return ['No step has finished yet, so only the evaluation before the first step is shown.']
@@ -133,19 +136,19 @@ def _missing(run: Recorded, own: Parts) -> list[str]:
       'are empty, and the Buffer page shows only metrics. Earlier versions wrote no records; a run '
       f'writes its first records after {step_records.STEPS_PER_FILE} steps.'
     )
-  elif all(text is None for text in own['visits']['questions']['text']):
+  elif all(text is None for text in run_parts['visits']['questions']['text']):
     notes.append('This run used an earlier version, which did not record questions and answers.')
-  if run.questions.num_rows and own['texts'] is None:
+  if run.questions.num_rows and run_parts['texts'] is None:
     notes.append(
       'No response can be shown token by token: config.metrics.recorded_groups was 0, the run '
       'used an earlier version, or its tokenizer cannot be found.'
     )
-  if run.questions.num_rows and own['stored'] is None:
+  if run.questions.num_rows and run_parts['stored'] is None:
     notes.append(
       'No stored successes can be shown: no checkpoint has a readable buffer, or the tokenizer is '
       'missing.'
     )
-  if own['evaluations'] is None:
+  if run_parts['evaluations'] is None:
     notes.append('There are no evaluation records (in the folder evaluation/).')
   return notes
 
@@ -168,8 +171,8 @@ def render(parts: Parts) -> str:
   style = _read(_CHART_STYLES) + _read(_HERE / 'browser' / 'page.css')
   # One script; start.js comes last, because it calls the functions of the others.
   paths = sorted((_HERE / 'browser').glob('*.js'), key=lambda path: (path.stem == 'start', path))
-  own = '\n'.join(map(_read, paths))
-  script = f'{_read(_CHARTS)}\n{own}'
+  page_script = '\n'.join(map(_read, paths))
+  script = f'{_read(_CHARTS)}\n{page_script}'
   policy = (
     f"default-src 'none'; script-src '{_hash(script)}' 'self'; style-src '{_hash(style)}'; "
     "connect-src 'self'; base-uri 'none'; form-action 'none'"
@@ -199,8 +202,8 @@ def write(path: pathlib.Path, text: str) -> None:
 def pack(value: Any) -> str:
   """Encode a value for the page as compressed JSON in base64."""
   text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(',', ':'))
-  packed = gzip.compress(text.encode(errors='backslashreplace'), 6, mtime=0)
-  return base64.b64encode(packed).decode()
+  data = gzip.compress(text.encode(errors='backslashreplace'), 6, mtime=0)
+  return base64.b64encode(data).decode()
 
 
 def texts_script(name: str, value: Mapping[str, Any]) -> str:

@@ -45,9 +45,9 @@ def describe(workdir: pathlib.Path, max_characters: int) -> list[dict[str, Any]]
   share = max_characters // max(1, len({file.name for file in files}))
   benchmarks: dict[Any, dict[str, Any]] = {}
   for name in dict.fromkeys(file.name for file in files):
-    of_name = [file for file in files if file.name == name]
-    every = -(-sum(file.path.stat().st_size for file in of_name) // share)
-    for file in of_name:
+    benchmark_files = [file for file in files if file.name == name]
+    every = -(-sum(file.path.stat().st_size for file in benchmark_files) // share)
+    for file in benchmark_files:
       _add(benchmarks, file, every)
   return list(benchmarks.values())
 
@@ -58,7 +58,7 @@ def _add(benchmarks: dict[Any, dict[str, Any]], file: _File, every: int) -> None
   for source in sources:
     rows = [record for record in records if record['source'] == source]
     name = file.name if len(sources) == 1 else f'{file.name}/{source}'
-    new = {
+    new_benchmark = {
       'name': name,
       'source': name,
       'rows': [record['row'] for record in rows],
@@ -67,27 +67,29 @@ def _add(benchmarks: dict[Any, dict[str, Any]], file: _File, every: int) -> None
       'digests': list(map(_digest, rows)),
       'evaluations': [],
     }
-    key = (name, *new['rows'], *new['digests'])
+    key = (name, *new_benchmark['rows'], *new_benchmark['digests'])
     # The data may have changed, and a manual evaluation may use other questions.
-    if key not in benchmarks and any(name == known for known, *_ in benchmarks):
-      new['name'] = f'{name} ({file.made or f"from step {file.step}"})'
-    benchmark = benchmarks.setdefault(key, new)
-    shown = {str(i): record['responses'] for i, record in enumerate(rows) if record['responses']}
+    if key not in benchmarks and any(name == other_name for other_name, *_ in benchmarks):
+      new_benchmark['name'] = f'{name} ({file.made or f"from step {file.step}"})'
+    benchmark = benchmarks.setdefault(key, new_benchmark)
+    responses = {
+      str(i): record['responses'] for i, record in enumerate(rows) if record['responses']
+    }
     benchmark['evaluations'].append(
       {
         'step': file.step,
         'made': file.made,
         'correct': [sum(record['correct']) for record in rows],
         'samples': len(rows[0]['correct']),
-        'responses': shown,
+        'responses': responses,
       }
     )
 
 
 def _digest(record: Mapping[str, Any]) -> str:
   """Return a digest of the whole question and its answer, because the page shortens texts."""
-  asked = comparison.asked(record).encode(errors='backslashreplace')
-  return hashlib.blake2b(asked, digest_size=6).hexdigest()
+  question = comparison.asked(record).encode(errors='backslashreplace')
+  return hashlib.blake2b(question, digest_size=6).hexdigest()
 
 
 def _read(path: pathlib.Path, every: int) -> Iterator[dict[str, Any]]:
@@ -96,23 +98,23 @@ def _read(path: pathlib.Path, every: int) -> Iterator[dict[str, Any]]:
     for index, line in enumerate(file):
       try:
         record = json.loads(line)
-        kept = {name: record[name] for name in ('row', 'source', 'question', 'answer', 'correct')}
-        kept['responses'] = _responses(record) if index % every == 0 else None
+        row = {name: record[name] for name in ('row', 'source', 'question', 'answer', 'correct')}
+        row['responses'] = _responses(record) if index % every == 0 else None
       except (ValueError, KeyError, TypeError) as error:
         raise InputError(
           f'{path}:{index + 1}: this line is not an evaluation record ({error!r}). Delete the '
           'line to read the other records.'
         ) from error
-      yield kept
+      yield row
 
 
 def _responses(record: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
   """Return the responses to a question; older records contain no extracted answers."""
   names = {'text': 'responses', 'outcome': 'outcomes', 'length': 'lengths'}
-  shown = [dict(zip(names, row)) for row in zip(*(record[name] for name in names.values()))]
-  for response, answer in zip(shown, record.get('extracted', ())):
+  responses = [dict(zip(names, row)) for row in zip(*(record[name] for name in names.values()))]
+  for response, answer in zip(responses, record.get('extracted', ())):
     response['extracted'] = answer and answer[:_MAX_TEXT]
-  return shown
+  return responses
 
 
 def by_step(benchmarks: Sequence[Benchmark], source: str) -> dict[int, Shares]:

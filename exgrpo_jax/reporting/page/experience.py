@@ -14,7 +14,7 @@ from exgrpo_jax.datatypes import Trajectory
 from exgrpo_jax.learner import buffer_files, checkpoint
 from exgrpo_jax.reporting import step_records
 from exgrpo_jax.reporting.page import charts
-from exgrpo_jax.reporting.page.charts import Line, Panel, flags, known, rounded
+from exgrpo_jax.reporting.page.charts import Line, Panel, flags, floats, rounded
 from exgrpo_jax.reporting.runs import Recorded
 
 Pieces = Callable[[Sequence[int]], list[str]]  # token ids -> the text of each
@@ -52,18 +52,18 @@ def describe(run: Recorded) -> dict[str, Any]:
 def _flow(questions: pa.Table) -> Panel:
   """Plot how many questions entered the buffer, changed buckets, retired and were replayed."""
   step = questions['step'].to_numpy()
-  before, after = (known(questions[f'bucket_{when}']) for when in ('before', 'after'))
+  before, after = (floats(questions[f'bucket_{when}']) for when in ('before', 'after'))
   was_in, is_in = ~np.isnan(before), ~np.isnan(after)
   steps = np.unique(step)
   flows = {
     'entered': is_in & ~was_in,
     'moved to another bucket': was_in & is_in & (before != after),
-    'retired': ~np.isnan(known(questions['retired_step'])),
+    'retired': ~np.isnan(floats(questions['retired_step'])),
     'replayed': flags(questions['is_replay']),
   }
   lines = [
-    Line(label, steps, np.bincount(np.searchsorted(steps, step[chosen]), minlength=len(steps)))
-    for label, chosen in flows.items()
+    Line(label, steps, np.bincount(np.searchsorted(steps, step[mask]), minlength=len(steps)))
+    for label, mask in flows.items()
   ]
   return charts.lines('Questions entering and leaving', 'questions', lines)
 
@@ -80,19 +80,21 @@ def _ages(replays: pa.Table) -> Panel:
 
 def _entropies(replays: pa.Table) -> Panel:
   """Plot the mean token entropy of the chosen trajectories, and of all candidates."""
-  step, chosen = replays['step'].to_numpy(), known(replays['entropy'])
+  step, entropies = replays['step'].to_numpy(), floats(replays['entropy'])
   steps = np.unique(step)
-  lines = [Line('chosen', steps, _means(steps, step, chosen))]
+  lines = [Line('chosen', steps, _means(steps, step, entropies))]
   candidates = replays['candidate_entropies'].combine_chunks()
   counts = np.asarray(candidates.value_lengths().fill_null(0))
-  several = counts > 1
-  if several.any():
-    offered = np.repeat(step, counts)[np.repeat(several, counts)]
-    values = np.asarray(candidates.flatten(), np.float64)[np.repeat(several, counts)]
-    among = np.unique(offered)
-    of_several = _means(among, step[several], chosen[several])
-    lines.append(Line('chosen from several', among, of_several))
-    lines.append(Line('all candidates', among, _means(among, offered, values)))
+  has_several = counts > 1
+  if has_several.any():
+    candidate_steps = np.repeat(step, counts)[np.repeat(has_several, counts)]
+    values = np.asarray(candidates.flatten(), np.float64)[np.repeat(has_several, counts)]
+    several_steps = np.unique(candidate_steps)
+    means = _means(several_steps, step[has_several], entropies[has_several])
+    lines.append(Line('chosen from several', several_steps, means))
+    lines.append(
+      Line('all candidates', several_steps, _means(several_steps, candidate_steps, values))
+    )
   return charts.lines('Entropy of replayed trajectories', 'nats per token', lines)
 
 
@@ -107,20 +109,20 @@ def _by_age(replays: pa.Table) -> list[Panel]:
   group = age // width
   bins = np.unique(group)
   place, middle = np.searchsorted(bins, group), bins * width + (width - 1) / 2
-  tokens, ratio = known(replays['length']), known(replays['ratio_mean'])
+  tokens, ratio = floats(replays['length']), floats(replays['ratio_mean'])
 
   def total(values: np.ndarray) -> np.ndarray:
     return np.bincount(place, weights=values, minlength=len(bins))
 
   mean = total(tokens * ratio) / total(tokens)
   largest = np.full(len(bins), -np.inf)
-  np.maximum.at(largest, place, known(replays['ratio_max']))
+  np.maximum.at(largest, place, floats(replays['ratio_max']))
   x = 'age' if width == 1 else f'age (groups of {width} steps)'
   ratios = [Line('mean over tokens', middle, mean), Line('largest', middle, largest)]
   panels = [
     charts.lines('Importance ratio by age', 'ratio, log scale', ratios, x=x, log=True, smooth=False)
   ]
-  variance = known(replays['ratio_variance'])
+  variance = floats(replays['ratio_variance'])
   if not np.isnan(variance).all():
     squares = total(tokens * (variance + ratio**2))
     size = total(tokens * ratio) ** 2 / (total(tokens) * squares)
@@ -133,24 +135,26 @@ def _by_age(replays: pa.Table) -> list[Panel]:
 def _most_replayed(questions: pa.Table, replays: pa.Table) -> list[dict[str, Any]]:
   """Return the most replayed questions, with facts about their first and last visits."""
   rows, counts = np.unique(replays['question'].to_numpy(), return_counts=True)
-  chosen = rows[np.argsort(-counts, kind='stable')][:_MOST_REPLAYED]
-  visits = {row: [] for row in chosen.tolist()}
-  wanted = np.isin(questions['question'].to_numpy(), chosen)
-  for visit in questions.filter(pa.array(wanted)).to_pylist():
+  top_rows = rows[np.argsort(-counts, kind='stable')][:_MOST_REPLAYED]
+  visits = {row: [] for row in top_rows.tolist()}
+  is_wanted = np.isin(questions['question'].to_numpy(), top_rows)
+  for visit in questions.filter(pa.array(is_wanted)).to_pylist():
     visits[visit['question']].append(visit)
-  replayed = dict(zip(rows.tolist(), counts.tolist()))
+  replay_counts = dict(zip(rows.tolist(), counts.tolist()))
   return [
     {
       'question': row,
-      'replays': replayed[row],
-      'visits': len(of_row),
-      'first': of_row[0]['correctness'],
-      'last': of_row[-1]['correctness'],
-      'step': of_row[-1]['step'],
-      'retired': next((v['retired_step'] for v in of_row if v['retired_step'] is not None), None),
+      'replays': replay_counts[row],
+      'visits': len(row_visits),
+      'first': row_visits[0]['correctness'],
+      'last': row_visits[-1]['correctness'],
+      'step': row_visits[-1]['step'],
+      'retired': next(
+        (visit['retired_step'] for visit in row_visits if visit['retired_step'] is not None), None
+      ),
     }
-    for row, of_row in visits.items()
-    if of_row  # empty if the file with the visits is missing or not yet written
+    for row, row_visits in visits.items()
+    if row_visits  # empty if the file with the visits is missing or not yet written
   ]
 
 
@@ -186,11 +190,11 @@ def describe_visits(
   if not visits.num_rows:
     return {}
   every = max(1, int(-(-responses.num_rows // max_responses)))
-  step, keys, wanted = visits['step'].to_numpy(), _key(visits), _key(responses)
+  step, keys, response_keys = visits['step'].to_numpy(), _key(visits), _key(responses)
   # Each response's visit index. Both tables are sorted by step and group.
-  place = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
+  place = np.minimum(np.searchsorted(keys, response_keys), len(keys) - 1)
   # A response whose visit was lost with a damaged file gets -1 and is dropped.
-  place = np.where(keys[place] == wanted, place, -1)
+  place = np.where(keys[place] == response_keys, place, -1)
   with_tokens = [key.step << 32 | key.group for key in with_texts]
   is_shown = np.isin(step, np.unique(step)[::every]) | np.isin(keys, with_tokens)
   is_kept = np.isin(place, np.flatnonzero(is_shown))
@@ -198,8 +202,8 @@ def describe_visits(
   first = np.full(visits.num_rows, -1)
   with_responses, starts, counts = np.unique(place[is_kept], return_index=True, return_counts=True)
   first[with_responses] = starts
-  number = np.zeros(visits.num_rows, int)
-  number[with_responses] = counts
+  num_responses = np.zeros(visits.num_rows, int)
+  num_responses[with_responses] = counts
   columns = ('step', 'question', 'bucket_before', 'bucket_after', 'retired_step')
   return {
     'every': every,
@@ -208,7 +212,7 @@ def describe_visits(
       'replayed': flags(visits['is_replay']).astype(int).tolist(),
       'correctness': charts.numbers(visits['correctness'].to_numpy()),
       'first': first.tolist(),
-      'responses': number.tolist(),
+      'responses': num_responses.tolist(),
     },
     'responses': _responses(responses.filter(pa.array(is_kept)), truths),
     'replays': _replays(visits, responses, place),
@@ -224,7 +228,7 @@ def _key(table: pa.Table) -> np.ndarray:
 def _responses(responses: pa.Table, truths: Sequence[str | None]) -> dict[str, Any]:
   """Return the response columns; an answer that equals the ground truth is replaced by True."""
   outcome = responses['outcome'].combine_chunks().dictionary_encode()
-  answers = [own and own[:_MAX_ANSWER] for own in responses['answer'].to_pylist()]
+  answers = [answer and answer[:_MAX_ANSWER] for answer in responses['answer'].to_pylist()]
   reasons = enumerate(responses['reason'].to_pylist())
   return {
     'outcomes': outcome.dictionary.to_pylist(),
@@ -234,11 +238,12 @@ def _responses(responses: pa.Table, truths: Sequence[str | None]) -> dict[str, A
     'length': responses['length'].to_pylist(),
     'truncated': flags(responses['truncated']).astype(int).tolist(),
     'replayed': flags(responses['is_replay']).astype(int).tolist(),
-    'entropy': rounded(known(responses['entropy']), _ENTROPY_DIGITS),
+    'entropy': rounded(floats(responses['entropy']), _ENTROPY_DIGITS),
     # Response index -> why grading failed.
     'reason': {str(index): reason for index, reason in reasons if reason is not None},
     'answer': [
-      True if own is not None and own == truth else own for own, truth in zip(answers, truths)
+      True if answer is not None and answer == truth else answer
+      for answer, truth in zip(answers, truths)
     ],
   }
 
@@ -251,10 +256,10 @@ def _replays(visits: pa.Table, responses: pa.Table, place: np.ndarray) -> dict[s
   index = index[flags(visits['is_replay'])]
   replays = responses.take(pa.array(index, mask=index < 0))
   names = ('ratio_mean', 'ratio_max', 'shaped_mean', 'shaped_variance')
-  return {name: charts.numbers(known(replays[name])) for name in names} | {
+  return {name: charts.numbers(floats(replays[name])) for name in names} | {
     'written': replays['policy_step'].to_pylist(),
     'times': replays['times_replayed'].to_pylist(),
-    'entropy': rounded(known(replays['entropy']), _ENTROPY_DIGITS),
+    'entropy': rounded(floats(replays['entropy']), _ENTROPY_DIGITS),
     'candidates': [
       None if entropies is None else rounded(entropies, _ENTROPY_DIGITS)
       for entropies in replays['candidate_entropies'].to_pylist()
@@ -267,20 +272,20 @@ def _questions(visits: pa.Table, max_characters: float) -> dict[str, Any]:
   rows, index, counts = np.unique(
     visits['question'].to_numpy(), return_index=True, return_counts=True
   )
-  taken = visits.take(pa.array(index))
-  whole = taken['text'].to_pylist()
-  shown = whole
-  if sum(len(text or '') for text in whole) > max_characters:
+  questions = visits.take(pa.array(index))
+  full_texts = questions['text'].to_pylist()
+  texts = full_texts
+  if sum(len(text or '') for text in full_texts) > max_characters:
     limits = np.where(counts > 1, _MAX_TEXT, _MAX_TEXT_ONCE).tolist()
-    shown = [
+    texts = [
       text if text is None or len(text) <= limit else f'{text[:limit]} …'
-      for text, limit in zip(whole, limits)
+      for text, limit in zip(full_texts, limits)
     ]
   return {
     'row': rows.tolist(),
-    'text': shown,
-    'cut': sum(short != text for short, text in zip(shown, whole)),
-    'answer': taken['answer'].to_pylist(),
+    'text': texts,
+    'cut': sum(short != text for short, text in zip(texts, full_texts)),
+    'answer': questions['answer'].to_pylist(),
   }
 
 
@@ -298,39 +303,41 @@ class Size(NamedTuple):
 
 def sizes(workdir: pathlib.Path) -> dict[Group, Size]:
   """Return the size of each group whose tokens are recorded, in step order."""
-  found: dict[Group, Size] = {}
+  size_of: dict[Group, Size] = {}
   for table in step_records.tables(workdir, 'tokens'):
     lengths = table['tokens'].combine_chunks().value_lengths().to_pylist()
     keys = zip(*(table[name].to_pylist() for name in ('step', 'group', 'question')))
     for (step, group, question), length in zip(keys, lengths):
       key = Group(step, group)
-      before = found[key].tokens if key in found else 0
-      found[key] = Size(question, before + length)
-  return found
+      num_tokens = size_of[key].tokens if key in size_of else 0
+      size_of[key] = Size(question, num_tokens + length)
+  return size_of
 
 
-def choose(found: Mapping[Group, Size], max_tokens: int) -> set[Group]:
+def choose(sizes: Mapping[Group, Size], max_tokens: int) -> set[Group]:
   """Choose the groups to show, giving priority to the most visited questions.
 
   A question is added only if all of its groups still fit.
   """
   by_question: dict[int, list[Group]] = {}
-  for key, size in found.items():
+  for key, size in sizes.items():
     by_question.setdefault(size.question, []).append(key)
-  chosen: set[Group] = set()
+  chosen_groups: set[Group] = set()
   for groups in sorted(by_question.values(), key=len, reverse=True):
-    tokens = sum(found[key].tokens for key in groups)
+    tokens = sum(sizes[key].tokens for key in groups)
     if tokens <= max_tokens:
-      chosen.update(groups)
+      chosen_groups.update(groups)
       max_tokens -= tokens
-  return chosen
+  return chosen_groups
 
 
-def read_texts(workdir: pathlib.Path, wanted: Callable[[Group], bool]) -> Iterator[dict[str, Any]]:
+def read_texts(
+  workdir: pathlib.Path, is_wanted: Callable[[Group], bool]
+) -> Iterator[dict[str, Any]]:
   """Yield the recorded responses of the wanted groups, with one file in memory at a time."""
   for table in step_records.tables(workdir, 'tokens'):
     keys = map(Group, table['step'].to_pylist(), table['group'].to_pylist())
-    yield from table.filter(pa.array([wanted(key) for key in keys], pa.bool_())).to_pylist()
+    yield from table.filter(pa.array([is_wanted(key) for key in keys], pa.bool_())).to_pylist()
 
 
 def read_step(workdir: pathlib.Path, step: int) -> list[dict[str, Any]]:
@@ -338,12 +345,12 @@ def read_step(workdir: pathlib.Path, step: int) -> list[dict[str, Any]]:
 
   The responses are in a single file, which is named after this step or an earlier step.
   """
-  last = step_records.path_of(workdir, 'tokens', step)
+  last_path = step_records.path_of(workdir, 'tokens', step)
   for path in reversed(step_records.files(workdir, 'tokens')):
-    if path <= last:
+    if path <= last_path:
       table = step_records.read_file(path, 'tokens')
-      if found := table.filter(pa.array(table['step'].to_numpy() == step)).to_pylist():
-        return found
+      if responses := table.filter(pa.array(table['step'].to_numpy() == step)).to_pylist():
+        return responses
   return []
 
 
@@ -382,7 +389,9 @@ def read_stored(
   return None
 
 
-def describe_stored(stored: Mapping[int, Sequence[Trajectory]], pieces: Pieces) -> dict[str, Any]:
+def describe_stored(
+  trajectories_by_row: Mapping[int, Sequence[Trajectory]], pieces: Pieces
+) -> dict[str, Any]:
   """Describe stored successes by question, oldest first."""
   vocabulary = _vocabulary()
   questions = {
@@ -396,7 +405,7 @@ def describe_stored(stored: Mapping[int, Sequence[Trajectory]], pieces: Pieces) 
       }
       for trajectory in trajectories
     ]
-    for row, trajectories in stored.items()
+    for row, trajectories in trajectories_by_row.items()
   }
   return {'questions': questions, 'pieces': list(vocabulary)}
 

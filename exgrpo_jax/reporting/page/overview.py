@@ -36,19 +36,21 @@ def describe(run: Recorded, benchmarks: Sequence[Benchmark]) -> dict[str, Any]:
   `benchmarks` come from `evaluations.describe` for this run. Anything without records is left out.
   """
   # Earlier versions also recorded a start when a finished run had no steps left.
-  starts = [s for s in environment.read(run.workdir) if s['first_step'] <= run.last_step]
+  starts = [
+    start for start in environment.read(run.workdir) if start['first_step'] <= run.last_step
+  ]
   replays = bool(run.config['replay.ratio'])
   scores = _scores(run.metrics, benchmarks)
   return {
     'facts': _facts(run, starts),
     # Each setting that differs from the base config: name, base value, the run's value.
     'settings': [
-      [name, *('not set' if one is None else str(one) for one in (default, value))]
+      [name, *('not set' if setting is None else str(setting) for setting in (default, value))]
       for name, default, value in runs.departures(run.config)
     ],
     'starts': list(map(_start, starts)),
     'scores': scores,
-    'next': _next(run, starts, scores),
+    'next': _next_actions(run, starts, scores),
     'signal': _signal(run),
     'panels': charts.overview(run.metrics, replays),
     'replays': replays,
@@ -64,29 +66,29 @@ def warnings_of(workdir: pathlib.Path) -> list[dict[str, Any]]:
   path = workdir / _LOG
   if not path.exists():
     return []
-  found: set[tuple[int, str]] = set()
-  waiting: list[str] = []  # warnings that name no step
+  warnings: set[tuple[int, str]] = set()
+  pending_texts: list[str] = []  # warnings that name no step
   step = 0  # the last finished step
   with path.open(encoding='utf-8', errors='replace') as file:
     for line in file:
       if line.startswith(_WARNING):
         text = line.removeprefix(_WARNING).strip()
-        if named := _NAMED.match(text):
-          found.add((int(named[1]), text))
+        if match := _NAMED.match(text):
+          warnings.add((int(match[1]), text))
         else:
-          waiting.append(text)
+          pending_texts.append(text)
       elif match := _PROGRESS.match(line):
         step = int(match[1])
-        found.update((step, text) for text in waiting)
-        waiting.clear()
-  found.update((step, text) for text in waiting)
-  return [{'step': step, 'text': text} for step, text in sorted(found)]
+        warnings.update((step, text) for text in pending_texts)
+        pending_texts.clear()
+  warnings.update((step, text) for text in pending_texts)
+  return [{'step': step, 'text': text} for step, text in sorted(warnings)]
 
 
 def _signal(run: Recorded) -> dict[str, Any] | None:
   """Return the mean learning signal over the last steps: a tenth of `num_steps`, at least ten."""
-  taken = [record for record in run.metrics if record['step'] > 0]
-  recent = taken[-max(10, run.config['num_steps'] // 10) :]
+  training_records = [record for record in run.metrics if record['step'] > 0]
+  recent = training_records[-max(10, run.config['num_steps'] // 10) :]
   if not recent:
     return None
   means = [
@@ -99,7 +101,7 @@ def _signal(run: Recorded) -> dict[str, Any] | None:
     'to': recent[-1]['step'],
     'shares': means,
     'note': alarms.silent_groups(recent),
-    'skipped': round(sum(record.get('optimizer/skipped', 0.0) for record in taken)),
+    'skipped': round(sum(record.get('optimizer/skipped', 0.0) for record in training_records)),
     'learning_rate': charts.numbers([recent[-1].get('learning_rate', math.nan)])[0],
   }
 
@@ -108,7 +110,9 @@ def _facts(run: Recorded, starts: Sequence[Mapping[str, Any]]) -> list[list[str]
   """Return [name, value] pairs for a reader who has never seen the run."""
   config, records = run.config, run.metrics
   ratio = config['replay.ratio']
-  speeds = [r['perf/tokens_per_second'] for r in records if 'perf/tokens_per_second' in r]
+  speeds = [
+    record['perf/tokens_per_second'] for record in records if 'perf/tokens_per_second' in record
+  ]
   tokens = sum(record.get('length/total', 0.0) for record in records)
   model = (config['model.path'] or config.get('model.repository', '')) or (
     f'{counted(config["model.num_layers"], "layer")} of width {config["model.width"]}, from scratch'
@@ -119,7 +123,7 @@ def _facts(run: Recorded, starts: Sequence[Mapping[str, Any]]) -> list[list[str]
     ['method', f'ExGRPO, replay.ratio {ratio:g}' if ratio else 'GRPO (replay.ratio 0)'],
     ['steps', f'{records[-1]["step"]:.0f} of {config["num_steps"]}'],
     ['per step', f'{questions} × {responses}'],
-    ['duration', _took(records, starts)],
+    ['duration', _duration_text(records, starts)],
     ['tokens generated', f'{tokens:,.0f}'],
   ]
   if speeds:
@@ -137,62 +141,65 @@ def _facts(run: Recorded, starts: Sequence[Mapping[str, Any]]) -> list[list[str]
   return facts
 
 
-def _took(records: Run, starts: Sequence[Mapping[str, Any]]) -> str:
+def _duration_text(records: Run, starts: Sequence[Mapping[str, Any]]) -> str:
   """Return the time from start to last record, summed over all starts, and the time in steps.
 
   Steps that a later start repeated are not counted, because their old records are dropped.
   """
 
-  def shown(seconds: float) -> str:
+  def format_seconds(seconds: float) -> str:
     return str(datetime.timedelta(seconds=round(seconds)))
 
-  in_steps = shown(sum(record.get('time/step', 0.0) for record in records))
-  begun = [datetime.datetime.fromisoformat(start['time']).timestamp() for start in starts]
-  written = [record['timestamp'] for record in records if 'timestamp' in record]
+  in_steps = format_seconds(sum(record.get('time/step', 0.0) for record in records))
+  start_times = [datetime.datetime.fromisoformat(start['time']).timestamp() for start in starts]
+  record_times = [record['timestamp'] for record in records if 'timestamp' in record]
   seconds = 0.0
-  for begin, end in itertools.pairwise([*begun, math.inf]):
-    seconds += max((time - begin for time in written if begin <= time < end), default=0.0)
-  return f'{shown(seconds)}, {in_steps} of it in steps' if seconds else f'{in_steps} in steps'
+  for start, end in itertools.pairwise([*start_times, math.inf]):
+    seconds += max((time - start for time in record_times if start <= time < end), default=0.0)
+  return (
+    f'{format_seconds(seconds)}, {in_steps} of it in steps' if seconds else f'{in_steps} in steps'
+  )
 
 
-def _next(
+def _next_actions(
   run: Recorded, starts: Sequence[Mapping[str, Any]], scores: Sequence[Mapping[str, Any]]
 ) -> list[list[str]]:
   """Return [advice, command] pairs; the command is '' if the advice needs none."""
   words = shlex.split(starts[-1]['command']) if starts else []
   command = console.to_copy(words, os.path.abspath(run.workdir)) if words else ''
-  left = run.last_step - round(run.metrics[-1]['step'])
-  if left > 0:
-    verb = 'is' if left == 1 else 'are'
-    text = f'{counted(left, "step")} {verb} left. If the run has stopped, resume it with:'
+  steps_left = run.last_step - round(run.metrics[-1]['step'])
+  if steps_left > 0:
+    verb = 'is' if steps_left == 1 else 'are'
+    text = f'{counted(steps_left, "step")} {verb} left. If the run has stopped, resume it with:'
     return [[text, command]]
 
-  def where(name: str, sign: int) -> str:
+  def sources_with(name: str, sign: int) -> str:
     changes = [(score['evaluation'], score[name]) for score in scores]
     return ' and '.join(source for source, change in changes if change and change['sign'] == sign)
 
   advice = []
-  if names := where('change', -1):
+  if names := sources_with('change', -1):
     advice.append([f'The score fell on {names}. docs/not_learning.md lists what to check.', ''])
-  if names := where('change', 0):
+  if names := sources_with('change', 0):
     text = (
       f'On {names}, the change may be due to chance. Narrow the interval with more questions in '
       'config.data.evaluation or a larger config.evaluation.samples.'
     )
     advice.append([text, ''])
-  if names := where('latest', 1):
+  if names := sources_with('latest', 1):
     text = f'Between the last two evaluations, the score was still rising on {names}.'
     epochs = run.config.get('num_epochs', 0)
     length = f'num_epochs={2 * epochs:g}' if epochs else f'num_steps={2 * run.last_step}'
-    shorter = re.sub(r' --config\.num_(steps|epochs)[= ]\S+', '', command)  # drop the old value
+    # Drop the old value.
+    base_command = re.sub(r' --config\.num_(steps|epochs)[= ]\S+', '', command)
     # Other schedules depend on the run's length, so such a run cannot be resumed with more steps.
     # A run that stopped early would stop again.
     is_constant = run.config.get('optimizer.schedule', 'constant') == 'constant'
     if is_constant and run.last_step == run.config['num_steps']:
-      advice.append([f'{text} To train longer:', command and f'{shorter} --config.{length}'])
+      advice.append([f'{text} To train longer:', command and f'{base_command} --config.{length}'])
     else:
       advice.append([text, ''])
-  if names := where('latest', -1):
+  if names := sources_with('latest', -1):
     text = (
       f'Between the last two evaluations, the score fell on {names}. config.export.best=True keeps '
       'the best policy.'
@@ -224,17 +231,17 @@ def _scores(records: Run, benchmarks: Sequence[Benchmark]) -> list[dict[str, Any
   'change' is the paired difference between the first and last evaluations; 'latest' is the paired
   difference between the last two.
   """
-  found = []
+  scores = []
   for source, name in runs.score_names([records]).items():
     points = [record for record in records if name in record]
     ends = {'first': points[0], 'last': points[-1], 'best': comparison.at_best(name, points)}
     score: dict[str, Any] = {'evaluation': source, 'measure': name.rpartition('/')[2]}
     for end, record in ends.items():
       keys = {'step': 'step', 'value': name, 'low': f'{name}_low', 'high': f'{name}_high'}
-      shown = charts.numbers([record.get(key, math.nan) for key in keys.values()])
-      score[end] = dict(zip(keys, shown))
-    found.append(score | _changes(evaluations.by_step(benchmarks, source)))
-  return found
+      values = charts.numbers([record.get(key, math.nan) for key in keys.values()])
+      score[end] = dict(zip(keys, values))
+    scores.append(score | _changes(evaluations.by_step(benchmarks, source)))
+  return scores
 
 
 def _changes(by_step: Mapping[int, Shares]) -> dict[str, dict[str, Any] | None]:
@@ -246,8 +253,8 @@ def _changes(by_step: Mapping[int, Shares]) -> dict[str, dict[str, Any] | None]:
     if questions < 2:
       return None
     sign = (estimate.low > 0) - (estimate.high < 0)  # 0 if the 95% interval includes 0
-    shown = charts.numbers(estimate)
-    return {'from': first, 'estimate': shown, 'questions': questions, 'sign': sign}
+    values = charts.numbers(estimate)
+    return {'from': first, 'estimate': values, 'questions': questions, 'sign': sign}
 
   if len(steps) < 2:
     return {'change': None, 'latest': None}
