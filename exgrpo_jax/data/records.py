@@ -85,8 +85,8 @@ class Layout:
     solution = f"'{self.solution}'" if self.solution else "the assistant's last turn"
     box = f'the last box of {solution}' if self.worked else f'{solution}, or its last box'
     answer = f"'{self.answer}'" if self.answer else box
-    named = {'options': self.options, 'solution': self.solution, 'source': self.source}
-    others = ''.join(f", {key} '{name}'" for key, name in named.items() if name)
+    columns = {'options': self.options, 'solution': self.solution, 'source': self.source}
+    others = ''.join(f", {key} '{name}'" for key, name in columns.items() if name)
     return f"{self.name}: question '{self.question}', answer {answer}{others}"
 
 
