@@ -69,15 +69,15 @@ def group_advantages(
     fresh_Q1 = _weighted_mean(shifted_QK, ~is_replay_QK)
     baseline_QK = ~is_replay_QK * fresh_Q1 + is_replay_QK * baseline_QK
   advantage_QK = shifted_QK - baseline_QK
-  if own_baseline := BASELINES[baseline]:
-    baseline_QK = own_baseline(np.array(reward_QK, np.float64), np.array(is_replay_QK))
+  if baseline_rule := BASELINES[baseline]:
+    baseline_QK = baseline_rule(np.array(reward_QK, np.float64), np.array(is_replay_QK))
     advantage_QK = np.array(reward_QK - np.asarray(baseline_QK), np.float32)
   if replay_advantage == 'zero':
     advantage_QK *= ~is_replay_QK
   if normalize_std != 'off':
     ddof = {'population': 0, 'sample': 1}[normalize_std]
     std_Q1 = shifted_QK.std(axis=1, ddof=ddof, keepdims=True) + 1e-6
-    if own_baseline:  # it may give equal rewards an advantage: do not divide that by 1e-6
+    if baseline_rule:  # it may give equal rewards an advantage: do not divide that by 1e-6
       std_Q1 = np.where(std_Q1 > 1e-6, std_Q1, np.float32(1))
     advantage_QK /= std_Q1
   return advantage_QK

@@ -101,8 +101,8 @@ def dual_clip(
 
   Updates the pair (term_BT, is_clipped_BT) returned by `ppo`.
 
-  >>> of_ppo = np.array([[-9.0, -2.0]]), np.array([[False, False]])
-  >>> term_BT, is_clipped_BT = dual_clip(*of_ppo, np.array([[-1.0]]), clip=True, limit=3.0)
+  >>> ppo_terms = np.array([[-9.0, -2.0]]), np.array([[False, False]])
+  >>> term_BT, is_clipped_BT = dual_clip(*ppo_terms, np.array([[-1.0]]), clip=True, limit=3.0)
   >>> term_BT.tolist(), is_clipped_BT.tolist()
   ([[-3.0, -2.0]], [[True, False]])
   """

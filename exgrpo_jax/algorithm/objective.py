@@ -128,14 +128,14 @@ def row_log_ratio(
   return losses.row_sums(gap_BT, segment_BT)
 
 
-def fresh_old_logp(now_BT: Array, inputs: LossInputs, is_first: Flag) -> Array:
+def fresh_old_logp(current_logp_BT: Array, inputs: LossInputs, is_first: Flag) -> Array:
   """Return each fresh token's log-probability under the policy that sampled it, in nats: [B, T].
 
-  In a step's first minibatch, this is `now_BT` except for carried tokens, because the current
-  policy sampled all other fresh tokens.
+  In a step's first minibatch, this is `current_logp_BT` except for carried tokens, because the
+  current policy sampled all other fresh tokens.
   """
-  is_now = is_first if inputs.is_carried_BT is None else is_first & ~inputs.is_carried_BT
-  return jnp.where(is_now, now_BT, inputs.old_logp_BT)
+  is_current = is_first if inputs.is_carried_BT is None else is_first & ~inputs.is_carried_BT
+  return jnp.where(is_current, current_logp_BT, inputs.old_logp_BT)
 
 
 # ---- Token losses ----
@@ -174,12 +174,12 @@ def policy_terms(
   ratio_BT = exp(jnp.where(is_replay_BT, 0.0, log_ratio_BT))
   bounded_BT = jnp.clip(ratio_BT, 1 - config.clip_epsilon, 1 + config.clip_epsilon_high)
   surrogate = losses.POLICY_LOSSES[config.policy_loss]
-  fresh = surrogate(logp_BT, ratio_BT, bounded_BT, advantage_BT, clip)
+  fresh_terms = surrogate(logp_BT, ratio_BT, bounded_BT, advantage_BT, clip)
   if config.dual_clip < float('inf'):
-    fresh = losses.dual_clip(*fresh, advantage_BT, clip, config.dual_clip)
-  fresh_BT, is_clipped_BT = fresh
+    fresh_terms = losses.dual_clip(*fresh_terms, advantage_BT, clip, config.dual_clip)
+  fresh_term_BT, is_clipped_BT = fresh_terms
   weight_BT = replay_weights(logp_BT, jnp.where(is_replay_BT, log_ratio_BT, 0.0), config)
-  term_BT = jnp.where(is_replay_BT, weight_BT * advantage_BT, fresh_BT)
+  term_BT = jnp.where(is_replay_BT, weight_BT * advantage_BT, fresh_term_BT)
   return inputs.term_weight_BT * term_BT, is_clipped_BT & ~is_replay_BT
 
 
@@ -220,25 +220,25 @@ def token_loss(
   is_token_BT, is_replay_BT = inputs.mask_BT > 0, inputs.is_replay_BT
   logp_BT = jnp.where(is_token_BT, logp_BT, 0.0)
   entropy_BT = jnp.where(is_token_BT, entropy_BT, 0.0)
-  now_BT = jax.lax.stop_gradient(logp_BT)
+  current_logp_BT = jax.lax.stop_gradient(logp_BT)
   if config.importance_level == 'token':
-    fresh_BT = logp_BT - fresh_old_logp(now_BT, inputs, is_first)
+    fresh_log_ratio_BT = logp_BT - fresh_old_logp(current_logp_BT, inputs, is_first)
   else:  # the row's value with the gradient of the token's own log-probability
-    fresh_BT = logp_BT - now_BT + _given(inputs.row_log_ratio_BT)
+    fresh_log_ratio_BT = logp_BT - current_logp_BT + _require(inputs.row_log_ratio_BT)
   old_logp_BT = inputs.old_logp_BT
   # Without the correction, `stages.pick_replays` scored these rows with the step's initial policy.
   # As for fresh rows, the ratio is exactly 1 in the first minibatch, regardless of rounding.
   if not config.importance_correction:
-    old_logp_BT = jnp.where(is_first, now_BT, old_logp_BT)
-  log_ratio_BT = jnp.where(is_replay_BT, logp_BT - old_logp_BT, fresh_BT)
+    old_logp_BT = jnp.where(is_first, current_logp_BT, old_logp_BT)
+  log_ratio_BT = jnp.where(is_replay_BT, logp_BT - old_logp_BT, fresh_log_ratio_BT)
   term_BT, is_clipped_BT = policy_terms(logp_BT, log_ratio_BT, inputs, clip, config)
   loss = -jnp.sum(inputs.weight_BT * term_BT)
   loss -= config.entropy_bonus * jnp.sum(inputs.entropy_weight_BT * entropy_BT)
-  sums = _metric_sums(now_BT, log_ratio_BT, entropy_BT, is_clipped_BT, inputs, config)
+  sums = _metric_sums(current_logp_BT, log_ratio_BT, entropy_BT, is_clipped_BT, inputs, config)
   if measures_kl:
-    sums |= _kl_sums(now_BT, inputs, is_first)
+    sums |= _kl_sums(current_logp_BT, inputs, is_first)
   if config.kl_coefficient > 0:
-    gap_BT = _given(inputs.reference_logp_BT) - logp_BT
+    gap_BT = _require(inputs.reference_logp_BT) - logp_BT
     kl_BT = losses.k3(jnp.where(inputs.kl_weight_BT > 0, gap_BT, 0.0))
     loss += config.kl_coefficient * jnp.sum(inputs.kl_weight_BT * kl_BT)
     sums['kl'] = kl_BT.sum()
@@ -248,13 +248,13 @@ def token_loss(
 def zero_sums(config: ObjectiveConfig, measures_kl: bool = False) -> dict[str, jax.Array]:
   """Return the sums of `token_loss` for an empty slice: all 0, including the *_max entries."""
   zero = jnp.zeros((1, 1))
-  no = dict.fromkeys(('is_replay_BT', 'is_carried_BT'), zero > 0)
-  inputs = LossInputs(**dict.fromkeys(LossInputs._fields, zero) | no)
+  masks = dict.fromkeys(('is_replay_BT', 'is_carried_BT'), zero > 0)
+  inputs = LossInputs(**dict.fromkeys(LossInputs._fields, zero) | masks)
   flags = {'clip': False, 'is_first': True, 'measures_kl': measures_kl}
   return token_loss(zero, zero, inputs, config, **flags)[1]
 
 
-def _given(values: Array | None) -> Array:
+def _require(values: Array | None) -> Array:
   assert values is not None, 'requires a forward pass over whole rows before the update'
   return values
 
@@ -325,11 +325,11 @@ def _kl_sums(logp_BT: Array, inputs: LossInputs, is_first: Flag) -> dict[str, ja
 def merge_sums(slices: Sequence[Mapping[str, jax.Array]]) -> dict[str, jax.Array]:
   """Combine the sums of several slices: take the maximum of *_max entries and add up the others."""
 
-  def merged(name: str) -> jax.Array:
+  def merge(name: str) -> jax.Array:
     values = jnp.stack([sums[name] for sums in slices])
     return values.max(axis=0) if name.endswith('_max') else values.sum(axis=0)
 
-  return {name: merged(name) for name in slices[0]}
+  return {name: merge(name) for name in slices[0]}
 
 
 def merge_epochs(by_epoch: Sequence[Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
@@ -353,36 +353,38 @@ def loss_metrics(sums: Mapping[str, float]) -> dict[str, float]:
   the staleness/ metrics if no token was carried over. The effective sample size is
   (sum w)^2 / (n sum w^2) over replayed tokens. It lies in (0, 1] and is 1 if all weights are equal.
   """
-  tokens, fresh, replayed = sums['tokens'], max(sums['fresh_tokens'], 1), sums['replay_tokens']
-  carried = sums['carried_tokens']
-  values = {
-    'policy/clip_fraction': sums['clipped'] / fresh,
-    'policy/outside_clip_range': sums['outside'] / fresh,
+  num_tokens, num_fresh = sums['tokens'], max(sums['fresh_tokens'], 1)
+  num_replayed, num_carried = sums['replay_tokens'], sums['carried_tokens']
+  metrics = {
+    'policy/clip_fraction': sums['clipped'] / num_fresh,
+    'policy/outside_clip_range': sums['outside'] / num_fresh,
   }
-  if tokens:
-    values['entropy'] = sums['entropy'] / tokens
+  if num_tokens:
+    metrics['entropy'] = sums['entropy'] / num_tokens
   if 'approx_kl' in sums:
-    values['policy/ratio_mean'] = sums['new_ratio'] / max(sums['fresh_tokens'] - carried, 1)
-    values['policy/ratio_max'] = sums['new_ratio_max']
-    values['policy/approx_kl'] = approx_kl(sums)
+    metrics['policy/ratio_mean'] = sums['new_ratio'] / max(sums['fresh_tokens'] - num_carried, 1)
+    metrics['policy/ratio_max'] = sums['new_ratio_max']
+    metrics['policy/approx_kl'] = approx_kl(sums)
   if 'kl' in sums:
-    values['kl'] = sums['kl'] / max(fresh - carried, 1)
+    metrics['kl'] = sums['kl'] / max(num_fresh - num_carried, 1)
   if 'balance' in sums:
-    values['experts/balance'] = sums['balance'] / sums['updates']
-  if replayed:
-    values['replay/ratio_mean'] = sums['ratio'] / replayed
-    values['replay/ratio_max'] = sums['ratio_max']
-    shaped_mean = values['replay/shaped_mean'] = sums['shaped'] / replayed
+    metrics['experts/balance'] = sums['balance'] / sums['updates']
+  if num_replayed:
+    metrics['replay/ratio_mean'] = sums['ratio'] / num_replayed
+    metrics['replay/ratio_max'] = sums['ratio_max']
+    shaped_mean = metrics['replay/shaped_mean'] = sums['shaped'] / num_replayed
     # Rounding could make the variance negative.
-    values['replay/shaped_variance'] = max(sums['shaped_squared'] / replayed - shaped_mean**2, 0.0)
+    metrics['replay/shaped_variance'] = max(
+      sums['shaped_squared'] / num_replayed - shaped_mean**2, 0.0
+    )
     ratio_squared = max(sums['ratio_squared'], 1e-30)
-    values['replay/effective_sample_size'] = sums['ratio'] ** 2 / (replayed * ratio_squared)
-  if carried:
-    values['staleness/token_share'] = carried / fresh
-    values['staleness/ratio_mean'] = sums['carried_ratio'] / carried
-    values['staleness/ratio_max'] = sums['carried_ratio_max']
-    values['staleness/outside_clip_range'] = sums['carried_outside'] / carried
-  return values
+    metrics['replay/effective_sample_size'] = sums['ratio'] ** 2 / (num_replayed * ratio_squared)
+  if num_carried:
+    metrics['staleness/token_share'] = num_carried / num_fresh
+    metrics['staleness/ratio_mean'] = sums['carried_ratio'] / num_carried
+    metrics['staleness/ratio_max'] = sums['carried_ratio_max']
+    metrics['staleness/outside_clip_range'] = sums['carried_outside'] / num_carried
+  return metrics
 
 
 def expert_metrics(choices_LE: np.ndarray) -> dict[str, float]:

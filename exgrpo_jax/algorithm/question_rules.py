@@ -34,14 +34,17 @@ BUCKET_RULES: dict[str, Callable[[np.ndarray, int, Any], np.ndarray]] = {
 }
 
 
-def headroom(stored: Sequence[Trajectory]) -> float:
+def headroom(trajectories: Sequence[Trajectory]) -> float:
   """Compute how much the probabilities of a question's stored tokens can still improve.
 
   Headroom (arXiv:2609.03941, eq. 14): the mean over tokens of 1 - p for successes and of p for
   failures, where p is the token's probability under the policy that sampled it.
   """
-  room = (one.num_own * abs(one.correct - one.probability) for one in stored)
-  return sum(room) / sum(one.num_own for one in stored)
+  room = (
+    trajectory.num_own * abs(trajectory.correct - trajectory.probability)
+    for trajectory in trajectories
+  )
+  return sum(room) / sum(trajectory.num_own for trajectory in trajectories)
 
 
 # config.replay.question_selection -> a function from `Questions` to the log of each question's
@@ -51,7 +54,7 @@ RULES: dict[str, Callable[[Questions], np.ndarray] | None] = {
   'uniform': None,
   'advantage': lambda questions: np.log1p(-questions.correctness_N),
   'headroom_drift': lambda questions: np.array(
-    [_IN_ORDER * headroom(stored) for stored in questions.trajectories]
+    [_IN_ORDER * headroom(trajectories) for trajectories in questions.trajectories]
   ),
 }
 

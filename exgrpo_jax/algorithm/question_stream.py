@@ -30,7 +30,7 @@ def reads_retired(epoch: int, size: int, retired_epoch: Mapping[int, int], at_on
   >>> reads_retired(epoch=1, size=5, retired_epoch={0: 0, 3: 0}, at_once=4)
   True
   """
-  return size - sum(retired < epoch for retired in retired_epoch.values()) < at_once
+  return size - sum(row_epoch < epoch for row_epoch in retired_epoch.values()) < at_once
 
 
 def take(
@@ -64,15 +64,15 @@ def take(
   if count + len(taken) > at_once:
     raise ValueError(f'{count=} plus {len(taken)} taken rows is more than {at_once=}.')
   epoch, position = cursor.epoch, cursor.position
-  rows, passed = [], set(taken)
+  rows, skipped_rows = [], set(taken)
   while len(rows) < count:
     order = permutation(seed, epoch, size)
-    everyone = reads_retired(epoch, size, retired_epoch, at_once)
+    includes_retired = reads_retired(epoch, size, retired_epoch, at_once)
     while position < size and len(rows) < count:
       row = int(order[position])
       position += 1
-      if row not in passed and (everyone or retired_epoch.get(row, epoch) >= epoch):
-        passed.add(row)
+      if row not in skipped_rows and (includes_retired or retired_epoch.get(row, epoch) >= epoch):
+        skipped_rows.add(row)
         rows.append(row)
     if len(rows) < count:
       epoch, position = epoch + 1, 0

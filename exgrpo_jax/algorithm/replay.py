@@ -70,11 +70,11 @@ def buckets(config: ReplayConfig, buffer: Buffer, num_rollouts: int) -> dict[int
   If `bucket_by` is a length, the questions are sorted by length, then by row, and divided into K
   equal buckets.
   """
-  row_N, bucket_N, _ = _bucketed(config, buffer, num_rollouts)
+  row_N, bucket_N, _ = _assign_buckets(config, buffer, num_rollouts)
   return dict(zip(row_N.tolist(), bucket_N.tolist()))
 
 
-def _bucketed(
+def _assign_buckets(
   config: ReplayConfig, buffer: Buffer, num_rollouts: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
   """Return (row_N in ascending order, bucket_N, trains_N) for the buffer's N questions."""
@@ -92,8 +92,11 @@ def _bucketed(
   if config.bucket_by == 'question_length':
     lengths = (entry.prompt_length for entry in entries.values())
   else:
-    stored = (entry.trajectories for entry in entries.values())
-    lengths = (sum(one.num_own for one in own) / len(own) for own in stored)
+    trajectory_lists = (entry.trajectories for entry in entries.values())
+    lengths = (
+      sum(trajectory.num_own for trajectory in trajectories) / len(trajectories)
+      for trajectories in trajectory_lists
+    )
   length_N = np.fromiter(lengths, float, size)[order_N]
   bucket_N = np.empty(size, np.int64)
   bucket_N[np.lexsort((row_N, length_N))] = np.arange(size) * num_rollouts // max(1, size)
@@ -184,7 +187,7 @@ def draw_questions(
   """
   if not (buffer.started and buffer.entries):
     return []
-  row_N, bucket_N, eligible_N = _bucketed(config, buffer, num_rollouts)
+  row_N, bucket_N, eligible_N = _assign_buckets(config, buffer, num_rollouts)
   eligible_N &= ~np.isin(row_N, in_flight)
   has_buckets = config.question_selection in question_rules.BUCKET_RULES
   if has_buckets:
@@ -200,20 +203,22 @@ def draw_questions(
   size_K = np.bincount(bucket_N, minlength=num_rollouts)
   count_K = np.zeros_like(size_K)
   # Multinomial counts; draws beyond a bucket's size are redrawn among buckets with room.
-  while (left := total - count_K.sum()) > 0:
+  while (num_remaining := total - count_K.sum()) > 0:
     probability_K = bucket_probabilities(config, count_K < size_K)
-    count_K = np.minimum(count_K + rng.multinomial(left, probability_K), size_K)
+    count_K = np.minimum(count_K + rng.multinomial(num_remaining, probability_K), size_K)
   rows = []
   for k in np.flatnonzero(count_K):
-    own = np.flatnonzero(bucket_N == k)
-    own_weight_N = None if log_weight_N is None else log_weight_N[own]
-    rows += _draw(row_N[own], own_weight_N, count_K[k], rng)
+    index_M = np.flatnonzero(bucket_N == k)
+    log_weight_M = None if log_weight_N is None else log_weight_N[index_M]
+    rows += _draw(row_N[index_M], log_weight_M, count_K[k], rng)
   return rows
 
 
 def candidates(config: ReplayConfig, entry: Entry, step: int) -> tuple[Trajectory, ...]:
   """Return a question's stored trajectories that `step` may replay, oldest first."""
-  return tuple(stored for stored in entry.trajectories if step - stored.step <= config.max_age)
+  return tuple(
+    trajectory for trajectory in entry.trajectories if step - trajectory.step <= config.max_age
+  )
 
 
 def drift(log_ratio_T: np.ndarray) -> float:
@@ -243,9 +248,10 @@ def _question_log_weights(
   log_weight_N = np.where(age_N > config.max_age, -np.inf, -age_N / config.age_decay)
   if rule:
     correctness_N = np.array([entry.correctness for entry in entries])
-    stored = [entry.trajectories for entry in entries]
+    trajectories = [entry.trajectories for entry in entries]
+    questions = question_rules.Questions(row_N.copy(), correctness_N, age_N, trajectories)
     with np.errstate(divide='ignore'):
-      log_weight_N += rule(question_rules.Questions(row_N.copy(), correctness_N, age_N, stored))
+      log_weight_N += rule(questions)
   return log_weight_N if log_weight_N.any() else None
 
 
@@ -276,45 +282,51 @@ def record_step(
   contributes its stored verdict, which is a success unless `store` is 'all'. Truncated responses
   count toward their group's correctness even if `store_truncated` is False.
   """
-  entries, retired = _not_drifted(config, buffer, plan), dict(buffer.retired_epoch)
+  entries, retired_epoch = _drop_drifted(config, buffer, plan), dict(buffer.retired_epoch)
   groups = zip(plan.questions, plan.prompts, replays, responses, verdicts)
-  for question, prompt, replayed, group, judged in groups:
+  for question, prompt, replay, group_responses, group_verdicts in groups:
     row = question.row
-    if replayed:  # matched by its tokens, because its logp may have been replaced
+    if replay:  # matched by its tokens, because its logp may have been replaced
       trajectories = tuple(
-        dataclasses.replace(one, times_replayed=one.times_replayed + 1)
-        if np.array_equal(one.tokens, replayed.tokens)
-        else one
-        for one in entries[row].trajectories
+        dataclasses.replace(trajectory, times_replayed=trajectory.times_replayed + 1)
+        if np.array_equal(trajectory.tokens, replay.tokens)
+        else trajectory
+        for trajectory in entries[row].trajectories
       )
       entries[row] = dataclasses.replace(entries[row], trajectories=trajectories)
-    correctness = group_correctness(config, judged, replayed)
+    correctness = group_correctness(config, group_verdicts, replay)
     if correctness == 1 and retires(config):
       entries.pop(row, None)
-      retired.setdefault(row, plan.epoch)
-    elif buffer.started and row not in retired and is_recorded(config, correctness):
-      stored = entries[row].trajectories if row in entries else ()
-      pairs = [pair for pair in zip(group, judged) if store_truncated or not pair[0].truncated]
-      trajectories = _with_new(config, stored, pairs, plan.step)
+      retired_epoch.setdefault(row, plan.epoch)
+    elif buffer.started and row not in retired_epoch and is_recorded(config, correctness):
+      old_trajectories = entries[row].trajectories if row in entries else ()
+      pairs = [
+        pair
+        for pair in zip(group_responses, group_verdicts)
+        if store_truncated or not pair[0].truncated
+      ]
+      trajectories = _add_successes(config, old_trajectories, pairs, plan.step)
       if trajectories:
         entries[row] = Entry(correctness, len(prompt), trajectories)
-  fresh = [verdict.correct for judged in verdicts for verdict in judged]
-  started = buffer.started or (config.ratio > 0 and bool(np.mean(fresh) > config.start_pass_rate))
-  return dataclasses.replace(buffer, entries=entries, retired_epoch=retired, started=started)
+  fresh_correct = [verdict.correct for group_verdicts in verdicts for verdict in group_verdicts]
+  started = buffer.started or (
+    config.ratio > 0 and bool(np.mean(fresh_correct) > config.start_pass_rate)
+  )
+  return dataclasses.replace(buffer, entries=entries, retired_epoch=retired_epoch, started=started)
 
 
-def _not_drifted(config: ReplayConfig, buffer: Buffer, plan: Plan) -> dict[int, Entry]:
+def _drop_drifted(config: ReplayConfig, buffer: Buffer, plan: Plan) -> dict[int, Entry]:
   """Return the entries without the trajectories that `stages.admit` removed from the plan.
 
   Otherwise, every step would draw and then reject the question with the most headroom.
   """
   entries = dict(buffer.entries)
   if config.question_selection == 'headroom_drift' and config.include_trajectory:
-    for question, kept, is_drawn in zip(plan.questions, plan.candidates, plan.is_drawn):
+    for question, trajectories, is_drawn in zip(plan.questions, plan.candidates, plan.is_drawn):
       if is_drawn:
         entry = entries.pop(question.row)
-        if kept:
-          entries[question.row] = dataclasses.replace(entry, trajectories=kept)
+        if trajectories:
+          entries[question.row] = dataclasses.replace(entry, trajectories=trajectories)
   return entries
 
 
@@ -327,9 +339,9 @@ def counts_after(
   """
   return {
     question.row: discounted_counts(
-      plan.history.get(question.row, PRIOR), [verdict.reward for verdict in judged]
+      plan.history.get(question.row, PRIOR), [verdict.reward for verdict in group_verdicts]
     )
-    for question, judged in zip(plan.questions, verdicts)
+    for question, group_verdicts in zip(plan.questions, verdicts)
   }
 
 
@@ -339,19 +351,19 @@ def with_history(buffer: Buffer, plan: Plan, verdicts: Sequence[Sequence[Verdict
 
 
 def group_correctness(
-  config: ReplayConfig, judged: Sequence[Verdict], replayed: Trajectory | None
+  config: ReplayConfig, verdicts: Sequence[Verdict], replay: Trajectory | None
 ) -> float:
   """Return a group's pass rate, including the replayed row if `count_replayed` is set."""
-  found = [verdict.correct for verdict in judged]
-  if replayed and config.count_replayed:
-    found.append(replayed.correct)
-  return sum(found) / len(found)
+  successes = [verdict.correct for verdict in verdicts]
+  if replay and config.count_replayed:
+    successes.append(replay.correct)
+  return sum(successes) / len(successes)
 
 
-def _with_new(
+def _add_successes(
   config: ReplayConfig,
-  stored: Sequence[Trajectory],
-  judged: Sequence[tuple[Response, Verdict]],
+  trajectories: Sequence[Trajectory],
+  pairs: Sequence[tuple[Response, Verdict]],
   step: int,
 ) -> tuple[Trajectory, ...]:
   """Add the group's new successes to the stored trajectories, and keep only the newest of all.
@@ -359,14 +371,14 @@ def _with_new(
   If `store` is 'all', every response that could be graded is added. A trajectory's `step` is the
   step that sampled its first token; the argument `step` is the step that trains on the group.
   """
-  known = {trajectory.tokens.tobytes() for trajectory in stored}
-  kept = list(stored)
-  for response, verdict in judged:
+  known_tokens = {trajectory.tokens.tobytes() for trajectory in trajectories}
+  all_trajectories = list(trajectories)
+  for response, verdict in pairs:
     is_kept = verdict.correct or (config.store == 'all' and verdict.outcome not in FAILURES)
-    if is_kept and response.tokens.tobytes() not in known:
-      known.add(response.tokens.tobytes())
+    if is_kept and response.tokens.tobytes() not in known_tokens:
+      known_tokens.add(response.tokens.tobytes())
       values = {'reward': verdict.reward, 'correct': verdict.correct, **response.features}
       values |= {'truncated': response.truncated, 'step': response.first_step(step)}
-      kept.append(Trajectory(response.tokens, response.logp, **values))
-  kept.sort(key=lambda trajectory: trajectory.step)
-  return tuple(kept[-config.max_trajectories :])  # 0 keeps all of them
+      all_trajectories.append(Trajectory(response.tokens, response.logp, **values))
+  all_trajectories.sort(key=lambda trajectory: trajectory.step)
+  return tuple(all_trajectories[-config.max_trajectories :])  # 0 keeps all of them

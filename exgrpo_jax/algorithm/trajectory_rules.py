@@ -45,14 +45,15 @@ def released_costs(
   The mean of an empty window is -inf here. It is NaN in the authors' code, and NumPy's argmin picks
   the first NaN.
   """
-  together = 8  # candidates per forward pass in the released code
-  last = lengths[(len(lengths) - 1) // together * together :]
-  starts = [*last, *[0] * (together - len(last))]  # their code adds padding rows
+  num_per_pass = 8  # candidates per forward pass in the released code
+  last_lengths = lengths[(len(lengths) - 1) // num_per_pass * num_per_pass :]
+  # Their code adds padding rows.
+  starts = [*last_lengths, *[0] * (num_per_pass - len(last_lengths))]
   costs = []
   for place, entropy in enumerate(entropies):
     window = np.zeros(longest, np.float32)
-    shown = entropy[-longest:]
-    window[longest - len(shown) :] = shown
-    seen = window[starts[place % together] :]
-    costs.append(float(np.mean(seen)) if len(seen) else -np.inf)
+    tail = entropy[-longest:]
+    window[longest - len(tail) :] = tail
+    selection = window[starts[place % num_per_pass] :]
+    costs.append(float(np.mean(selection)) if len(selection) else -np.inf)
   return costs

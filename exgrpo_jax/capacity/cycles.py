@@ -56,14 +56,14 @@ class Operation(NamedTuple):
 
   def attribute(self, name: str) -> str:
     """Return an attribute such as 'body' or 'channel_id'; '' if the operation lacks it."""
-    found = re.search(rf'\b{name}="?%?([\w.\-]+)', self.attributes)
-    return found[1] if found else ''
+    match = re.search(rf'\b{name}="?%?([\w.\-]+)', self.attributes)
+    return match[1] if match else ''
 
   @property
   def operand_arrays(self) -> tuple[Array, ...]:
     """Return the arguments of a Pallas kernel."""
-    found = re.search(r'operand_layout_constraints=\{(.*?\})\}', self.attributes)
-    return _arrays(found[1]) if found else ()
+    match = re.search(r'operand_layout_constraints=\{(.*?\})\}', self.attributes)
+    return _arrays(match[1]) if match else ()
 
 
 class Computation(NamedTuple):
@@ -98,10 +98,10 @@ def parse(text: str) -> Module:
       entry = name if start[1] else entry
     elif name and _END.fullmatch(line):
       computations[name], name = Computation(operations, root), ''
-    elif name and (found := _OPERATION.match(line)):
-      operation = _operation(found, line)
+    elif name and (match := _OPERATION.match(line)):
+      operation = _operation(match, line)
       operations[operation.name] = operation
-      root = operation.name if found['root'] else root
+      root = operation.name if match['root'] else root
   if not entry:
     raise ValueError('the text has no ENTRY computation, so it is not a compiled program.')
   return Module(computations, entry)
@@ -129,9 +129,9 @@ def known_trips(module: Module, loop: Operation) -> int | None:
   at 0 with a constant, and the body adds a constant to the counter. An increment that cannot be
   determined is assumed to be 1.
   """
-  known = re.search(r'"known_trip_count":\{"n":"(\d+)"\}', loop.attributes)
-  if known:
-    return int(known[1])
+  match = re.search(r'"known_trip_count":\{"n":"(\d+)"\}', loop.attributes)
+  if match:
+    return int(match[1])
   condition = module.computations[loop.attribute('condition')]
   test = condition.operations[condition.root]
   if test.kind != 'compare' or test.attribute('direction') != 'LT':
@@ -141,8 +141,9 @@ def known_trips(module: Module, loop: Operation) -> int | None:
     return None
   body = module.computations[loop.attribute('body')]
   result = body.operations[body.root].operands[int(counter.attribute('index'))]
-  added = body.operations.get(result)
-  terms = map(body.operations.get, added.operands if added and added.kind == 'add' else ())
+  increment = body.operations.get(result)
+  operands = increment.operands if increment and increment.kind == 'add' else ()
+  terms = map(body.operations.get, operands)
   steps = [int(term.operands[0]) for term in terms if term and term.kind == 'constant']
   return -(-int(limit.operands[0]) // (steps[0] if len(steps) == 1 else 1))
 
@@ -164,17 +165,17 @@ def group_size(collective: Operation, num_chips: int) -> int:
   return math.prod(int(sizes[axis]) for axis in re.findall(r"'(\w+)'", groups['axes']))
 
 
-def _operation(found: re.Match[str], line: str) -> Operation:
+def _operation(match: re.Match[str], line: str) -> Operation:
   cycles = _CYCLES.search(line)
   count = int(cycles[1]) if cycles else _UNKNOWN_CYCLES
-  operands = re.sub(r'/\*.*?\*/', '', found['operands']).split(',')
+  operands = re.sub(r'/\*.*?\*/', '', match['operands']).split(',')
   return Operation(
-    name=found['name'],
-    kind=found['kind'],
-    arrays=_arrays(found['shape']),
+    name=match['name'],
+    kind=match['kind'],
+    arrays=_arrays(match['shape']),
     operands=tuple(operand.split()[-1].lstrip('%') for operand in operands if operand.strip()),
     cycles=count if count < _UNKNOWN_CYCLES else None,
-    attributes=line[line.index(found['operands'], line.index(' = ')) + len(found['operands']) :],
+    attributes=line[line.index(match['operands'], line.index(' = ')) + len(match['operands']) :],
   )
 
 
@@ -231,18 +232,19 @@ def estimate(module: Module, chip: Chip, num_chips: int, trips: float = 1) -> Se
   `trips` is the assumed trip count of loops whose trip count depends on data.
   """
 
-  def of(name: str) -> Seconds:
+  def seconds_of(name: str) -> Seconds:
     computation = module.computations[name]
     time, asynchronous = Seconds(), 0.0
     for operation in computation.operations.values():
-      time += _own(operation, chip)
+      time += _own_seconds(operation, chip)
       if operation.kind == 'while':
-        known = known_trips(module, operation)
-        time += of(operation.attribute('body')) * (trips if known is None else known)
+        loop_trips = known_trips(module, operation)
+        loop_trips = trips if loop_trips is None else loop_trips
+        time += seconds_of(operation.attribute('body')) * loop_trips
       elif operation.kind == 'call':
-        time += of(operation.attribute('to_apply'))
+        time += seconds_of(operation.attribute('to_apply'))
       elif operation.kind == 'conditional':
-        branches = [of(branch) for branch in _branches(operation)]
+        branches = [seconds_of(branch) for branch in _branches(operation)]
         time += max(branches, key=lambda branch: branch.total)
     for collective, is_awaited in _collectives(module, computation):
       seconds = collective_seconds(collective, chip, num_chips)
@@ -253,7 +255,7 @@ def estimate(module: Module, chip: Chip, num_chips: int, trips: float = 1) -> Se
     hidden = min(asynchronous, time.total)
     return time + Seconds(collectives=asynchronous - hidden, hidden=hidden)
 
-  return of(module.entry)
+  return seconds_of(module.entry)
 
 
 def collective_seconds(collective: Operation, chip: Chip, num_chips: int) -> float:
@@ -275,7 +277,7 @@ def collective_seconds(collective: Operation, chip: Chip, num_chips: int) -> flo
   return phases * (passing + chips // 2 * HOP_SECONDS)
 
 
-def _own(operation: Operation, chip: Chip) -> Seconds:
+def _own_seconds(operation: Operation, chip: Chip) -> Seconds:
   """Return an operation's own time, excluding collectives and called computations.
 
   Attention kernels are estimated from their FLOPs, other Pallas kernels from the bytes they move.
@@ -290,8 +292,8 @@ def _own(operation: Operation, chip: Chip) -> Seconds:
       flops = products * math.prod(query) * query[-2]  # causality skips half of each product
       efficiency = ATTENTION_EFFICIENCY * min(1, query[-1] / chip.matrix_unit)
       return Seconds(kernels=flops / chip.flops / efficiency)
-  moved = operation.bytes + sum(map(array_bytes, operation.operand_arrays))
-  return Seconds(kernels=moved / chip.bandwidth / READ_EFFICIENCY)
+  num_bytes = operation.bytes + sum(map(array_bytes, operation.operand_arrays))
+  return Seconds(kernels=num_bytes / chip.bandwidth / READ_EFFICIENCY)
 
 
 def _collectives(module: Module, computation: Computation) -> Iterator[tuple[Operation, bool]]:
@@ -303,19 +305,19 @@ def _collectives(module: Module, computation: Computation) -> Iterator[tuple[Ope
   """
   channels = set()
   for operation in computation.operations.values():
-    called = operation.attribute('calls') if operation.kind in _FUSIONS else ''
-    fused = module.computations[called].operations.values() if called else ()
-    for inner in (operation, *fused):
+    callee = operation.attribute('calls') if operation.kind in _FUSIONS else ''
+    fused_operations = module.computations[callee].operations.values() if callee else ()
+    for inner in (operation, *fused_operations):
       kind, channel = inner.kind.removesuffix('-start'), inner.attribute('channel_id')
       if kind not in _COLLECTIVES or (channel and channel in channels):
         continue
       channels.add(channel)
       starts = inner.kind != kind or operation.name.startswith(_ASYNC)
       overlaps = starts or kind == 'collective-permute' or operation.cycles is not None
-      yield inner._replace(name=f'{operation.name} {called}'), not overlaps
+      yield inner._replace(name=f'{operation.name} {callee}'), not overlaps
 
 
 def _branches(operation: Operation) -> list[str]:
-  if listed := re.search(r'branch_computations=\{(.*?)\}', operation.attributes):
-    return re.findall(r'[\w.\-]+', listed[1])
+  if match := re.search(r'branch_computations=\{(.*?)\}', operation.attributes):
+    return re.findall(r'[\w.\-]+', match[1])
   return [operation.attribute('true_computation'), operation.attribute('false_computation')]

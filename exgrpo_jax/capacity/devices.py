@@ -101,8 +101,8 @@ def usable_memory(device: str) -> float:
   '24G' or '24' (units of 10^9 bytes), or '24 GiB'. Raises InputError if `device` matches no GPU or
   more than one.
   """
-  if memory := _MEMORY.fullmatch(_lower(device)):
-    size = int(memory[1]) * (2**30 if memory[2] == 'gib' else 1e9)
+  if match := _MEMORY.fullmatch(_lower(device)):
+    size = int(match[1]) * (2**30 if match[2] == 'gib' else 1e9)
   else:
     size = 1e9 * GPUS[_name_of(device)]
   return machine.SHARE * size
@@ -127,14 +127,14 @@ def check_dtype(device: str, dtype: str) -> None:
 
 
 def _name_of(device: str) -> str:
-  given = _words(device)
+  device_words = _words(device)
   for name, memory in GPUS.items():
     words = _words(name)
-    if words <= given and given - words <= {str(memory)}:
+    if words <= device_words and device_words - words <= {str(memory)}:
       return name
-  several = [name for name in GPUS if given and given <= _words(name)]
-  if several:
-    raise InputError(f'--device={device}: several GPUs match. Choose one of {", ".join(several)}.')
+  matches = [name for name in GPUS if device_words and device_words <= _words(name)]
+  if matches:
+    raise InputError(f'--device={device}: several GPUs match. Choose one of {", ".join(matches)}.')
   raise InputError(
     f'--device={device}: the value must be one of {", ".join(GPUS)}, or the memory size of any '
     'GPU, such as 24gb.'

@@ -74,8 +74,9 @@ def _host() -> Iterator[Finding]:
 
 def _versions() -> Iterator[Finding]:
   versions = environment.versions()
-  listed = {'python': platform.python_version()} | versions
-  yield Finding('versions', ', '.join(f'{name} {version}' for name, version in listed.items()))
+  all_versions = {'python': platform.python_version()} | versions
+  text = ', '.join(f'{name} {version}' for name, version in all_versions.items())
+  yield Finding('versions', text)
   for plugin in ('jax-cuda12-pjrt', 'jax-cuda13-pjrt'):
     if versions.get(plugin, versions['jaxlib']) != versions['jaxlib']:
       text = f'{plugin} {versions[plugin]} does not match jaxlib {versions["jaxlib"]}.'
@@ -91,9 +92,9 @@ def _devices() -> Iterator[Finding]:
     return
   device, driver = devices[0], machine.nvidia_driver()
   stats = device.memory_stats() or {}
-  of_memory = f', {stats["bytes_limit"] / _GB:.1f} GB for JAX' if 'bytes_limit' in stats else ''
-  of_driver = f', driver {driver}' if driver else ''
-  yield Finding('devices', f'{len(devices)} {device.device_kind}{of_memory}{of_driver}')
+  memory_text = f', {stats["bytes_limit"] / _GB:.1f} GB for JAX' if 'bytes_limit' in stats else ''
+  driver_text = f', driver {driver}' if driver else ''
+  yield Finding('devices', f'{len(devices)} {device.device_kind}{memory_text}{driver_text}')
   if device.platform == 'cpu':
     for name in machine.platforms():
       text = f'this machine has {_NAMES[name]}, but JAX uses the CPU. {_remedy(name, driver)}'
@@ -129,8 +130,8 @@ def _for_gpu(device: Any) -> str:
     if not memories:
       continue
     # Cards report slightly more or less memory than their names suggest.
-    within = [memory for memory in memories if devices.usable_memory(memory) <= 1.1 * limit]
-    choice = f'{model},{(within or memories[:1])[-1]},gsm8k'
+    smaller = [memory for memory in memories if devices.usable_memory(memory) <= 1.1 * limit]
+    choice = f'{model},{(smaller or memories[:1])[-1]},gsm8k'
     config = parse_config(config_files.load_config(f'one_gpu:{choice}'))
     if max(fitting.peaks(config).values()) <= limit:
       return f'one_gpu:{choice}'

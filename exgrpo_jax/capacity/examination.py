@@ -36,23 +36,23 @@ class Examination(NamedTuple):
   speed: Speed | None = None  # only for a slice, and only if all programs compile
 
 
-def examine(config: RunConfig, topology: str, lengths_spec: str, evaluated: int) -> Examination:
+def examine(config: RunConfig, topology: str, lengths_spec: str, num_evaluated: int) -> Examination:
   """Print and return whether a config fits on a slice and, if it compiles, how fast it runs.
 
-  `topology` has the form 'v5e:8x8'. For `lengths_spec`, see `lengths.draw`. `evaluated` is the
+  `topology` has the form 'v5e:8x8'. For `lengths_spec`, see `lengths.draw`. `num_evaluated` is the
   number of evaluation questions, summed over all datasets.
   """
   chip = devices.chip_of(topology)
-  work = step.workload(config, lengths_spec, evaluated)  # before anything is compiled
-  whole = step.of_config(config, devices.slice_devices(topology))
-  mesh, decoding = whole.spec.mesh, whole.meshes.decoding
+  work = step.workload(config, lengths_spec, num_evaluated)  # before anything is compiled
+  training_step = step.of_config(config, devices.slice_devices(topology))
+  mesh, decoding = training_step.spec.mesh, training_step.meshes.decoding
   print(
     f'{topology}: {counted(mesh.size, "chip")} of {chip.memory / GIB:.2f} GiB, '
     f'training on {dict(mesh.shape)}, decoding on {dict(decoding.shape)}; '
-    f'{_parameters(whole)} billion parameters',
+    f'{_billion_parameters(training_step)} billion parameters',
     flush=True,
   )
-  if not _print_arrays(whole, chip.memory):
+  if not _print_arrays(training_step, chip.memory):
     print('use more chips, or a mesh that splits these arrays further')
     return Examination(_print_verdict({}, chip.memory), {})
   modules: dict[tuple[str, tuple[int, int]], cycles.Module] = {}
@@ -61,14 +61,14 @@ def examine(config: RunConfig, topology: str, lengths_spec: str, evaluated: int)
     modules[program.name, program.size] = cycles.module_of(program.lowered, program.executable)
     return memory.of_compiled(program.executable)
 
-  programs = step.listed(whole, work)
-  peaks = memory.print_peaks(programs, whole.held, chip.memory, need_of)
-  _print_cache(whole, peaks, chip.memory)
+  step_programs = step.listed(training_step, work)
+  peaks = memory.print_peaks(step_programs, training_step.held, chip.memory, need_of)
+  _print_cache(training_step, peaks, chip.memory)
   speed = None
-  if len(modules) == len({(one.name, one.size) for one in programs}):
-    estimate = step.estimate(whole, work, programs, modules, chip)
+  if len(modules) == len({(program.name, program.size) for program in step_programs}):
+    estimate = step.estimate(training_step, work, step_programs, modules, chip)
     speed = _print_time(estimate, work, mesh.size, config)
-    _print_alternatives(whole, work, estimate, modules, chip)
+    _print_alternatives(training_step, work, estimate, modules, chip)
     _print_assumptions(work, lengths.describe(lengths_spec, config.rollout.max_response))
     if config.environment.name:
       print("  not counted: episode turns, and the environments' tokens and time")
@@ -82,8 +82,8 @@ def examine_gpu(config: RunConfig, device: str, fit: bool = False) -> Examinatio
   and microbatch tokens that fit.
   """
   limit = devices.usable_memory(device)
-  whole = step.of_config(config)
-  devices.check_dtype(device, whole.spec.model.dtype)
+  training_step = step.of_config(config)
+  devices.check_dtype(device, training_step.spec.model.dtype)
   if fit:
     fitted = fitting.fit(config, limit)
     if not fitted:
@@ -91,59 +91,66 @@ def examine_gpu(config: RunConfig, device: str, fit: bool = False) -> Examinatio
       _print_advice(config, may_fit=True, is_fitted=True)
       return Examination(fits=False, peaks={})
     print(fitted.flags)
-    whole = step.of_config(fitted.applied(config))
+    training_step = step.of_config(fitted.applied(config))
   print(
     f'{device}: {limit / GIB:.2f} GiB, {100 * machine.SHARE:.0f}% of its memory; '
-    f'{_parameters(whole)} billion parameters'
+    f'{_billion_parameters(training_step)} billion parameters'
   )
   peaks: Mapping[str, float] = {}
-  if _print_arrays(whole, limit):
-    found = step.needed(one for one in fitting.programs(whole) if one.name in memory.KNOWN)
-    peaks = memory.print_peaks(found, whole.held, limit, fitting.needs(whole))
-    _print_cache(whole, peaks, limit)
+  if _print_arrays(training_step, limit):
+    step_programs = fitting.programs(training_step)
+    known_programs = step.needed(
+      program for program in step_programs if program.name in memory.KNOWN
+    )
+    need_of = fitting.needs(training_step)
+    peaks = memory.print_peaks(known_programs, training_step.held, limit, need_of)
+    _print_cache(training_step, peaks, limit)
   if not peaks or max(peaks.values()) > limit:
-    _print_advice(whole.config, may_fit=bool(peaks))
+    _print_advice(training_step.config, may_fit=bool(peaks))
   return Examination(_print_verdict(peaks, limit), peaks)
 
 
-def _parameters(whole: Step) -> str:
-  shapes = model.shapes(whole.spec.model, whole.spec.mesh)
+def _billion_parameters(training_step: Step) -> str:
+  shapes = model.shapes(training_step.spec.model, training_step.spec.mesh)
   return f'{sum(leaf.size for leaf in jax.tree.leaves(shapes)) / 1e9:.2f}'
 
 
 # ---- Memory ----
 
 
-def _print_arrays(whole: Step, limit: float) -> bool:
+def _print_arrays(training_step: Step, limit: float) -> bool:
   """Print the arrays' sizes; return True if they fit when no program is running."""
-  uses_lora = whole.spec.lora.rank > 0
+  uses_lora = training_step.spec.lora.rank > 0
   resident = {
-    'adapters' if uses_lora else 'parameters': whole.state.params,
-    'moments': whole.state.opt_state,
-    'frozen base' if uses_lora else 'reference policy': whole.initial,
+    'adapters' if uses_lora else 'parameters': training_step.state.params,
+    'moments': training_step.state.opt_state,
+    'frozen base' if uses_lora else 'reference policy': training_step.initial,
   }
   # Each of these two exists during part of a step, but the two never exist at the same time.
-  transient = {'gradient': whole.state.params, 'decode weights': whole.decode_params}
+  transient = {
+    'gradient': training_step.state.params,
+    'decode weights': training_step.decode_params,
+  }
   sizes = {
     name: memory.size_of(tree) for name, tree in (resident | transient).items() if tree is not None
   }
   for name, size in sizes.items():
     print(f'  {name:<16} {size / GIB:6.2f} GiB')
   largest = max(transient, key=lambda name: sizes[name])
-  held = [name for name in sizes if name not in transient] + [largest]
-  total = sum(sizes[name] for name in held)
+  held_names = [name for name in sizes if name not in transient] + [largest]
+  total = sum(sizes[name] for name in held_names)
   if total > limit:
-    print(f'{", ".join(held)} already take {total / GIB:.2f} GiB before any program runs')
+    print(f'{", ".join(held_names)} already take {total / GIB:.2f} GiB before any program runs')
   return total <= limit
 
 
-def _print_cache(whole: Step, peaks: Mapping[str, float], limit: float) -> None:
+def _print_cache(training_step: Step, peaks: Mapping[str, float], limit: float) -> None:
   """Print the cache's size and roughly how many slots would fit."""
   if not peaks['decode'] < float('inf'):
     return
-  rollout, keeps = whole.config.rollout, whole.config.environment.keeps_caches
-  [decode] = [one for one in whole.generating() if one.name == 'decode']
-  [state] = [one for one in decode.args if isinstance(one, State)]
+  rollout, keeps = training_step.config.rollout, training_step.config.environment.keeps_caches
+  [decode] = [program for program in training_step.generating() if program.name == 'decode']
+  [state] = [argument for argument in decode.args if isinstance(argument, State)]
   cache = memory.size_of(state.cache) * (2 if keeps else 1)
   room = max(0.0, limit - peaks['decode'] + cache)
   between = ', half of it for episodes between turns' if keeps else ''
@@ -208,41 +215,43 @@ def _print_time(estimate: Estimate, work: Workload, num_chips: int, config: RunC
 
 
 def _print_alternatives(
-  whole: Step, work: Workload, estimate: Estimate, modules: step.Modules, chip: Chip
+  training_step: Step, work: Workload, estimate: Estimate, modules: step.Modules, chip: Chip
 ) -> None:
   """Print how busy the slots are, and how other settings would change the step time.
 
   Compiles any additional programs that these settings need.
   """
-  config, slots = whole.config, whole.config.rollout.slots
+  config, slots = training_step.config, training_step.config.rollout.slots
   print(f'  {100 * estimate.live / slots:.0f}% of {slots:,} slots busy')
   if config.rollout.partial:
-    print(f'  {_ages(estimate)}')
+    print(f'  {_describe_ages(estimate)}')
   if config.rollout.is_dynamic:
     factor = config.rollout.dynamic_sampling
     print(
       f'  not counted: dynamic sampling, which may generate up to {factor:g} times as many '
       'responses'
     )
-  known = dict(modules)
+  all_modules = dict(modules)
   for name, rollout in _alternatives(config.rollout):
-    changed = dataclasses.replace(whole, config=dataclasses.replace(config, rollout=rollout))
-    listed = step.listed(changed, work)
+    alternative_config = dataclasses.replace(config, rollout=rollout)
+    alternative_step = dataclasses.replace(training_step, config=alternative_config)
+    step_programs = step.listed(alternative_step, work)
     try:
-      for one in listed:
-        if one.name in ('resume', 'decode') and (one.name, one.size) not in known:
-          known[one.name, one.size] = cycles.module_of(one.lowered, one.executable)
+      for program in step_programs:
+        key = program.name, program.size
+        if program.name in ('resume', 'decode') and key not in all_modules:
+          all_modules[key] = cycles.module_of(program.lowered, program.executable)
     except jax.errors.JaxRuntimeError as error:
       print(f'  {name} does not fit: {str(error).splitlines()[0][:300]}')
       continue
-    other = step.estimate(changed, work, listed, known, chip)
+    other = step.estimate(alternative_step, work, step_programs, all_modules, chip)
     resume = f', resume {other.seconds_of("resume"):.2f} s' if rollout.partial else ''
     print(
       f'  with {name}: {other.seconds:.2f} s; decode {other.seconds_of("decode"):.2f} s instead of '
       f'{estimate.seconds_of("decode"):.2f} s{resume}'
     )
     if rollout.partial > config.rollout.partial and rollout.drafts == config.rollout.drafts:
-      print(f'    {100 * other.live / slots:.0f}% of slots busy; {_ages(other)}')
+      print(f'    {100 * other.live / slots:.0f}% of slots busy; {_describe_ages(other)}')
 
 
 def _alternatives(rollout: RolloutConfig) -> Iterator[tuple[str, RolloutConfig]]:
@@ -258,7 +267,7 @@ def _alternatives(rollout: RolloutConfig) -> Iterator[tuple[str, RolloutConfig]]
       yield f'{name} and {with_drafts}', dataclasses.replace(partial, **drafts)
 
 
-def _ages(estimate: Estimate) -> str:
+def _describe_ages(estimate: Estimate) -> str:
   ages = estimate.ages
   return (
     f'responses up to {ages.max()} steps old when trained on (mean {ages.mean():.1f}), '
@@ -266,8 +275,8 @@ def _ages(estimate: Estimate) -> str:
   )
 
 
-def _print_assumptions(work: Workload, described: str) -> None:
-  """Print an estimate's assumptions; `described` says where the response lengths come from."""
+def _print_assumptions(work: Workload, length_text: str) -> None:
+  """Print an estimate's assumptions; `length_text` says where the response lengths come from."""
   links, hop = cycles.LINKS, 1e6 * cycles.HOP_SECONDS
   mean = sum(work.fresh) / len(work.fresh)
   sync, host = 1e3 * step.SYNC_SECONDS, step.HOST_SECONDS
@@ -279,7 +288,7 @@ assumptions:
     {100 * cycles.ATTENTION_EFFICIENCY:.0f}% of peak FLOPs in training, and \
 {100 * cycles.READ_EFFICIENCY:.0f}% of the memory bandwidth in
     decoding, where it reads only the filled part of the cache
-  assumed: responses {described}
+  assumed: responses {length_text}
     (mean {mean:,.0f} tokens); prompts of {work.prompt} tokens; full replay, with
     {len(work.candidates):,} stored responses to choose from; {sync:.0f} ms of host time per
     sync and {host:.0f} s per step; no compilation, checkpoint, preemption or

@@ -48,30 +48,32 @@ def fit(config: RunConfig, limit: float) -> Fitted | None:
   """
 
   def fits(list_programs: Callable[[Step], Iterable[Program]], slots: int, tokens: int) -> bool:
-    found = peaks(Fitted(slots, tokens).applied(config), list_programs)
-    return max(found.values()) <= (1 - _SPARE) * limit
+    program_peaks = peaks(Fitted(slots, tokens).applied(config), list_programs)
+    return max(program_peaks.values()) <= (1 - _SPARE) * limit
 
-  def training(whole: Step) -> Iterator[Program]:
-    return itertools.chain(whole.scoring(), whole.updating())
+  def training_programs(training_step: Step) -> Iterator[Program]:
+    return itertools.chain(training_step.scoring(), training_step.updating())
 
   rollout = config.rollout
   row, rows = rollout.longest_row, rollout.questions * rollout.group_size
-  most = max(_FEWEST_SLOTS, min(_MOST_SLOTS, 1 << (rows - 1).bit_length()))
-  slots = _largest(_FEWEST_SLOTS, most, lambda slots: fits(Step.generating, slots, row))
-  most = max(row, _MOST_TOKENS)
-  tokens = _largest(row, most, lambda tokens: fits(training, _FEWEST_SLOTS, tokens))
+  max_slots = max(_FEWEST_SLOTS, min(_MOST_SLOTS, 1 << (rows - 1).bit_length()))
+  slots = _largest(_FEWEST_SLOTS, max_slots, lambda slots: fits(Step.generating, slots, row))
+  max_tokens = max(row, _MOST_TOKENS)
+  tokens = _largest(row, max_tokens, lambda tokens: fits(training_programs, _FEWEST_SLOTS, tokens))
   return Fitted(slots, tokens) if slots and tokens else None
 
 
-def programs(whole: Step) -> Iterator[Program]:
+def programs(training_step: Step) -> Iterator[Program]:
   """Yield all programs of a step."""
-  return itertools.chain(whole.scoring(), whole.generating(), whole.updating())
+  return itertools.chain(
+    training_step.scoring(), training_step.generating(), training_step.updating()
+  )
 
 
-def needs(whole: Step) -> Callable[[Program], Need]:
+def needs(training_step: Step) -> Callable[[Program], Need]:
   """Return a function that estimates a program's memory on a GPU by formula."""
-  platform = memory.of_gpu(whole.spec.model.dtype)
-  return functools.partial(memory.estimated, spec=whole.spec, platform=platform)
+  platform = memory.of_gpu(training_step.spec.model.dtype)
+  return functools.partial(memory.estimated, spec=training_step.spec, platform=platform)
 
 
 def peaks(
@@ -81,18 +83,18 @@ def peaks(
 
   Returns program name -> largest peak, for programs that have a formula.
   """
-  whole = step.of_config(config)
-  most, need_of = dict[str, int](), needs(whole)
-  for one in list_programs(whole):
-    if one.name in memory.KNOWN:
-      peak = memory.other_arrays(one, whole.held) + need_of(one).peak
-      most[one.name] = max(most.get(one.name, 0), peak)
-  return most
+  training_step = step.of_config(config)
+  largest_peaks, need_of = dict[str, int](), needs(training_step)
+  for program in list_programs(training_step):
+    if program.name in memory.KNOWN:
+      peak = memory.other_arrays(program, training_step.held) + need_of(program).peak
+      largest_peaks[program.name] = max(largest_peaks.get(program.name, 0), peak)
+  return largest_peaks
 
 
-def _largest(least: int, most: int, fits: Callable[[int], bool]) -> int:
-  """Double `least` while it fits and is at most `most`; return the last value that fits, or 0."""
-  found = 0
-  while least <= most and fits(least):
-    found, least = least, 2 * least
-  return found
+def _largest(value: int, limit: int, fits: Callable[[int], bool]) -> int:
+  """Double `value` while it fits and is at most `limit`; return the last value that fits, or 0."""
+  largest = 0
+  while value <= limit and fits(value):
+    largest, value = value, 2 * value
+  return largest

@@ -32,10 +32,10 @@ def draw(spec: str, count: int, limit: int) -> np.ndarray:
   if lognormal := _parse(spec, limit):
     median, limit = lognormal
     normal = rng.normal(size=count)
-    drawn = np.round(median * np.exp(math.log(_SPREAD) / _NORMAL_99 * normal))
+    samples = np.round(median * np.exp(math.log(_SPREAD) / _NORMAL_99 * normal))
   else:
-    drawn = rng.choice(_of_run(spec), size=count)
-  return np.clip(drawn.astype(int), 1, limit)
+    samples = rng.choice(_read_lengths(spec), size=count)
+  return np.clip(samples.astype(int), 1, limit)
 
 
 def describe(spec: str, limit: int) -> str:
@@ -52,19 +52,19 @@ def _parse(spec: str, limit: int) -> tuple[float, int] | None:
     return limit / _SPREAD, limit
   if spec.partition(':')[0] != 'lognormal':
     return None
-  numbers = re.fullmatch(r'lognormal:([1-9]\d*)(?:,([1-9]\d*))?', spec)
-  if not numbers:
+  match = re.fullmatch(r'lognormal:([1-9]\d*)(?:,([1-9]\d*))?', spec)
+  if not match:
     raise InputError(f'--lengths={spec}: the value must be {_ALLOWED}.')
-  own_limit = int(numbers[2] or limit)
-  if own_limit > limit:
+  spec_limit = int(match[2] or limit)
+  if spec_limit > limit:
     raise InputError(
       f'--lengths={spec}: the limit exceeds config.rollout.max_response={limit}, where responses '
       'are truncated. Lower the limit.'
     )
-  return int(numbers[1]), own_limit
+  return int(match[1]), spec_limit
 
 
-def _of_run(workdir: str) -> np.ndarray:
+def _read_lengths(workdir: str) -> np.ndarray:
   """Read the lengths of all of a run's generated responses."""
   if not os.path.isdir(pathlib.Path(workdir) / step_records.FOLDER):
     raise InputError(
@@ -72,10 +72,10 @@ def _of_run(workdir: str) -> np.ndarray:
       f'{_ALLOWED}.'
     )
   responses = step_records.read(workdir).responses
-  generated = responses['length'].to_numpy()[~responses['is_replay'].to_numpy()]
-  if not len(generated):
+  generated_lengths = responses['length'].to_numpy()[~responses['is_replay'].to_numpy()]
+  if not len(generated_lengths):
     raise InputError(
       f'--lengths={workdir}: the run has no recorded responses yet. Wait until its first '
       'step has finished.'
     )
-  return generated
+  return generated_lengths

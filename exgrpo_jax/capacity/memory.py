@@ -50,24 +50,26 @@ def of_compiled(executable: jax.stages.Compiled) -> Need:
   )
 
 
-def other_arrays(program: Program, held: Any) -> int:
+def other_arrays(program: Program, held_arrays: Any) -> int:
   """Return how many bytes other arrays occupy on a device while a program runs.
 
-  `held` is a tree of the arrays that exist during the whole run.
+  `held_arrays` is a tree of the arrays that exist during the whole run.
   """
   arguments = {id(leaf) for leaf in _arrays(program.args)}
-  kept = {id(leaf): leaf for leaf in _arrays((held, program.kept)) if id(leaf) not in arguments}
-  return sum(map(_size, kept.values()))
+  leaves = {
+    id(leaf): leaf for leaf in _arrays((held_arrays, program.kept)) if id(leaf) not in arguments
+  }
+  return sum(map(_size, leaves.values()))
 
 
 def print_peaks(
-  programs: Iterable[Program], held: Any, limit: float, need_of: Callable[[Program], Need]
+  programs: Iterable[Program], held_arrays: Any, limit: float, need_of: Callable[[Program], Need]
 ) -> dict[str, float]:
   """Print the memory that each program of a step needs on a device.
 
-  For `held`, see `other_arrays`. `limit` is the number of bytes available to programs. `need_of`
-  returns a program's memory and may compile it. Returns program name -> highest peak in bytes over
-  the program's sizes; inf if any size does not compile.
+  For `held_arrays`, see `other_arrays`. `limit` is the number of bytes available to programs.
+  `need_of` returns a program's memory and may compile it. Returns program name -> highest peak in
+  bytes over the program's sizes; inf if any size does not compile.
   """
   peaks: dict[str, float] = {}
   for program in programs:
@@ -79,17 +81,17 @@ def print_peaks(
       print(f'  {name:<24} DOES NOT FIT: {str(error).splitlines()[0][:300]}')
       peaks[program.name] = float('inf')
       continue
-    other = other_arrays(program, held)
-    peak = other + need.peak
-    used = 100 * peak / limit  # percent
+    other_bytes = other_arrays(program, held_arrays)
+    peak = other_bytes + need.peak
+    percent = 100 * peak / limit
     print(
       f'  {name:<24} {peak / GIB:7.2f} GiB at its peak: arguments {need.arguments / GIB:.2f}, '
       f'results {need.results / GIB:.2f}, temporary {need.temporary / GIB:.2f}, other arrays '
-      f'{other / GIB:.2f}; '
+      f'{other_bytes / GIB:.2f}; '
       + (
-        f'fits, {100 - used:.0f}% to spare'
+        f'fits, {100 - percent:.0f}% to spare'
         if peak <= limit
-        else f'DOES NOT FIT: {used - 100:.0f}% over the limit'
+        else f'DOES NOT FIT: {percent - 100:.0f}% over the limit'
       ),
       flush=True,
     )
@@ -142,7 +144,7 @@ def of_gpu(dtype: str) -> Platform:
 
 def estimated(program: Program, spec: gradients.UpdateSpec, platform: Platform) -> Need:
   """Estimate the memory of a program in `KNOWN` on one device, without compiling it."""
-  temporary = _of_update if program.name == 'update' else _of_others
+  temporary = _temporary_of_update if program.name == 'update' else _temporary_of_others
   with jax.set_mesh(program.mesh):
     return Need(size_of(program.args), results=0, temporary=temporary(program, spec, platform))
 
@@ -151,7 +153,7 @@ KNOWN = ('score', 'prefill', 'resume', 'decode', 'update', 'optimizer')
 # The other programs need no memory beyond the arrays that their callers keep.
 
 
-def _of_others(program: Program, spec: gradients.UpdateSpec, platform: Platform) -> int:
+def _temporary_of_others(program: Program, spec: gradients.UpdateSpec, platform: Platform) -> int:
   """Return the size in bytes of the temporary arrays in a program other than 'update'."""
   if program.name == 'optimizer':
     return 2 * size_of(program.args[2]) if platform.has_new_moments else 0
@@ -161,8 +163,8 @@ def _of_others(program: Program, spec: gradients.UpdateSpec, platform: Platform)
     logits = platform.logit_arrays * count * shape.vocab_size * _FLOAT32
     scores = 2 * shape.num_heads * count * length * _FLOAT32 * platform.has_scores
     head = layer.unembedding if shape.tied_embeddings else 0
-    written = 3 * decode_loop.TOKENS_PER_SYNC * count * _FLOAT32
-    return head + logits + scores + written + count * c * 3 * (layer.hidden + shape.width)
+    outputs = 3 * decode_loop.TOKENS_PER_SYNC * count * _FLOAT32
+    return head + logits + scores + outputs + count * c * 3 * (layer.hidden + shape.width)
   tokens = count * length
   mlp, attend = 3 * c * tokens * layer.hidden, c * tokens * layer.projections + layer.pairs
   forward = 3 * c * tokens * shape.width + max(attend, mlp)
@@ -173,7 +175,7 @@ def _of_others(program: Program, spec: gradients.UpdateSpec, platform: Platform)
   return forward + tokens * cache * c  # the keys and values of all layers
 
 
-def _of_update(program: Program, spec: gradients.UpdateSpec, platform: Platform) -> int:
+def _temporary_of_update(program: Program, spec: gradients.UpdateSpec, platform: Platform) -> int:
   """Return the size in bytes of an update's temporary arrays.
 
   A microbatch's gradient exists at the same time as the sum of the earlier gradients.
@@ -182,9 +184,9 @@ def _of_update(program: Program, spec: gradients.UpdateSpec, platform: Platform)
   tokens, layer = count * length, _Layer.of(program, spec, platform)
   c = jnp.dtype(shape.dtype).itemsize
   window = min(length - 1, -(-length * spec.max_response // spec.longest_row))
-  of_unembedding = shape.width * shape.vocab_size * _FLOAT32
+  unembedding_gradient = shape.width * shape.vocab_size * _FLOAT32
   if spec.lora.rank or not shape.tied_embeddings:
-    of_unembedding = 0  # it is frozen, or counted in the gradient
+    unembedding_gradient = 0  # it is frozen, or counted in the gradient
   head = layer.logits(window) * (_FLOAT32 + c) + 3 * count * window * shape.width * c
   scores = (2 if platform.has_scores else 1) * layer.pairs  # and their gradients
   # Recomputed by the backward pass, each with its gradient: gate and up, the residual stream and
@@ -194,15 +196,15 @@ def _of_update(program: Program, spec: gradients.UpdateSpec, platform: Platform)
   matrices = sum(leaf.size for leaf in layers) // shape.num_layers
   backward = c * (matrices + tokens * entries) + scores
   residuals = 3 * layer.hidden + 4 * shape.width + 2 * layer.projections
-  kept = {  # per layer, from the forward to the backward pass
+  layer_residuals = {  # per layer, from the forward to the backward pass
     'all': 0,
     'all_but_products': c * tokens * (layer.projections + 2 * layer.hidden),
     'none': c * tokens * residuals + scores,
   }[spec.microbatch.remat]
-  of_layers = shape.num_layers * (c * tokens * shape.width + kept)
+  layer_bytes = shape.num_layers * (c * tokens * shape.width + layer_residuals)
   gradient, _ = program.args[2]
-  most = max(layer.unembedding + head, backward)
-  return size_of(gradient) + of_unembedding + of_layers + most
+  largest = max(layer.unembedding + head, backward)
+  return size_of(gradient) + unembedding_gradient + layer_bytes + largest
 
 
 class _Layer(NamedTuple):

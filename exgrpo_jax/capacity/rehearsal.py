@@ -33,17 +33,17 @@ def run(experiment: Experiment) -> None:
     with activity.doing('compiling the warm start'):
       warm_start.rehearse(experiment)
   with activity.doing('compiling the programs of a step'):
-    step, config = _step(experiment), experiment.config
+    step, config = _make_step(experiment), experiment.config
     # Training and evaluation sample with separate engines, but shared programs compile only once.
     make = functools.partial(generation.make_engine, experiment)
     engines = make(resumes=config.rollout.partial), make(config.evaluation.distribution)
     sampling = (programs.of_engine(engine, step.decode_params) for engine in engines)
-    listed = itertools.chain(step.scoring(), *sampling, step.updating())
+    step_programs = itertools.chain(step.scoring(), *sampling, step.updating())
     # On a CPU, programs use the host's memory.
     stats = jax.local_devices()[0].memory_stats() or {}
     limit = stats.get('bytes_limit') or machine.host_memory()
     peaks = memory.print_peaks(
-      listed, step.held, limit, lambda one: memory.of_compiled(one.executable)
+      step_programs, step.held, limit, lambda program: memory.of_compiled(program.executable)
     )
   fullest = max(peaks, key=lambda name: peaks[name])
   if peaks[fullest] > limit:
@@ -54,7 +54,7 @@ def run(experiment: Experiment) -> None:
     )
 
 
-def _step(experiment: Experiment) -> Step:
+def _make_step(experiment: Experiment) -> Step:
   """Make a run's initial arrays, run the small programs on them, and return its step."""
   config, meshes = experiment.config, experiment.meshes
   key = randomness.key(config.warm_start_seed, Purpose.INIT)
@@ -62,12 +62,12 @@ def _step(experiment: Experiment) -> Step:
   if config.lora.rank:
     params = model.frozen(experiment.model, params, meshes.training)
     storage.of_base(params)
-  initial, trained = first_params(experiment, params)
-  policy = lora.joined(config.lora, initial, trained)
-  state = optimizer.init(config.optimizer, config.num_updates, trained)
+  initial, trained_params = first_params(experiment, params)
+  policy = lora.joined(config.lora, initial, trained_params)
+  state = optimizer.init(config.optimizer, config.num_updates, trained_params)
   storage.bit_sums(state)
-  nothing = [np.zeros(1, np.float32)]
-  scoring.weights(config.objective, meshes.training, nothing, nothing)
+  zeros = [np.zeros(1, np.float32)]
+  scoring.weights(config.objective, meshes.training, zeros, zeros)
   spec = update_spec(config, experiment.model, meshes.training)
   decode_params = model.decode_layout(experiment.model, policy, meshes)
   return Step(config, spec, meshes, state, initial, policy, decode_params)

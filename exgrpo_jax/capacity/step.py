@@ -59,22 +59,22 @@ class Step:
   def scoring(self, length_R: Sequence[int] | np.ndarray = ()) -> Iterator[Program]:
     """Yield the programs that score rows of these lengths."""
     spec = self.spec
-    of_scoring = self.config.rollout.score_spec(spec.model, spec.mesh, spec.microbatch.tokens)
-    return scoring.programs(of_scoring, self.policy, np.asarray(length_R, int))
+    score_spec = self.config.rollout.score_spec(spec.model, spec.mesh, spec.microbatch.tokens)
+    return scoring.programs(score_spec, self.policy, np.asarray(length_R, int))
 
-  def generating(self, made: Sequence[programs.Generation] = ()) -> Iterator[Program]:
+  def generating(self, generations: Sequence[programs.Generation] = ()) -> Iterator[Program]:
     """Yield the programs that generate responses, with the longest cache and every slot in use."""
     experiment = Experiment(self.config, '', _TOKENIZER, self.meshes, self.spec.model, '')
     engine = make_engine(experiment, resumes=self.config.rollout.partial)
-    for one in programs.of_engine(engine, self.decode_params, made, only_longest=True):
-      if one.name == 'decode' and one.size[0] > engine.spec.slots:
-        one.trips /= TOKENS_PER_PASS
-      yield one
+    for program in programs.of_engine(engine, self.decode_params, generations, only_longest=True):
+      if program.name == 'decode' and program.size[0] > engine.spec.slots:
+        program.trips /= TOKENS_PER_PASS
+      yield program
 
   def updating(self, minibatch_passes: Sequence[Any] = ()) -> Iterator[Program]:
     """Yield the programs that run the step's updates."""
-    nothing = programs.empty_batch(self.config.rollout, self.spec.model)
-    return gradients.programs(self.spec, self.state, self.initial, nothing, minibatch_passes)
+    empty_batch = programs.empty_batch(self.config.rollout, self.spec.model)
+    return gradients.programs(self.spec, self.state, self.initial, empty_batch, minibatch_passes)
 
 
 def of_config(
@@ -87,15 +87,15 @@ def of_config(
   meshes = sharding.make_meshes(config.mesh, devices or jax.devices()[:1])
   check_meshes(shape, meshes)
   spec = update_spec(config, shape, meshes.training)
-  trained, is_frozen = gradients.trained_shapes(spec), spec.lora.rank > 0
+  trained_shapes, is_frozen = gradients.trained_shapes(spec), spec.lora.rank > 0
   initial = model.shapes(shape, spec.mesh, frozen=is_frozen) if config.keeps_initial else None
   return Step(
     config=config,
     spec=spec,
     meshes=meshes,
-    state=optimizer.shapes(spec.optimizer, spec.num_updates, trained),
+    state=optimizer.shapes(spec.optimizer, spec.num_updates, trained_shapes),
     initial=initial,
-    policy=lora.joined(spec.lora, initial, trained),
+    policy=lora.joined(spec.lora, initial, trained_shapes),
     # decode_shapes shares shape objects between layers, but here each array needs its own.
     decode_params=jax.tree.map(
       lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding),
@@ -120,29 +120,31 @@ class Workload:
   evaluation_every: int  # steps
 
 
-def workload(config: RunConfig, spec: str, evaluated: int) -> Workload:
+def workload(config: RunConfig, spec: str, num_evaluated: int) -> Workload:
   """Return the workload of a step with full replay; for `spec`, see `lengths.draw`."""
   rollout = config.rollout
-  replayed = replay.most_replayed(config.replay, rollout.questions)
+  num_replayed = replay.most_replayed(config.replay, rollout.questions)
   counts = (
-    rollout.questions * rollout.group_size - replayed,
-    replayed,
-    replayed * CANDIDATES,
-    evaluated * config.evaluation.samples * bool(config.data.evaluated),
+    rollout.questions * rollout.group_size - num_replayed,
+    num_replayed,
+    num_replayed * CANDIDATES,
+    num_evaluated * config.evaluation.samples * bool(config.data.evaluated),
   )
-  drawn = lengths.draw(spec, sum(counts), rollout.max_response)
-  fresh, of_replayed, candidates, of_evaluation = np.split(drawn, np.cumsum(counts)[:-1])
-  # In each step, `replayed` groups contain one fewer fresh response.
+  samples = lengths.draw(spec, sum(counts), rollout.max_response)
+  parts = np.split(samples, np.cumsum(counts)[:-1])
+  fresh_lengths, replayed_lengths, candidate_lengths, evaluation_lengths = parts
+  # In each step, `num_replayed` groups contain one fewer fresh response.
   num_groups = programs.num_groups(programs.with_partial_rollouts(rollout))
-  sizes = rollout.group_size - np.diff(np.arange(num_groups + 1) * replayed // rollout.questions)
-  in_groups = lengths.draw(spec, int(sizes.sum()), rollout.max_response)
+  replays = np.diff(np.arange(num_groups + 1) * num_replayed // rollout.questions)
+  sizes = rollout.group_size - replays
+  group_lengths = lengths.draw(spec, int(sizes.sum()), rollout.max_response)
   return Workload(
     prompt=min(PROMPT, rollout.max_prompt),
-    fresh=fresh,
-    groups=np.split(in_groups, np.cumsum(sizes)[:-1]),
-    replayed=of_replayed,
-    candidates=candidates,
-    evaluated=of_evaluation,
+    fresh=fresh_lengths,
+    groups=np.split(group_lengths, np.cumsum(sizes)[:-1]),
+    replayed=replayed_lengths,
+    candidates=candidate_lengths,
+    evaluated=evaluation_lengths,
     evaluation_every=config.evaluation.every,
   )
 
@@ -152,8 +154,10 @@ def generations(step: Step, work: Workload) -> list[programs.Step]:
   rollout, block = step.config.rollout, ragged_cache.BLOCK
   if rollout.partial:
     return programs.steady_steps(work.groups, rollout, work.prompt, block)
-  whole = programs.generation_of(work.fresh, rollout.questions, work.prompt, rollout.slots, block)
-  return [programs.Step(whole, [], ages=np.zeros(0, int), carried=0)]
+  generation = programs.generation_of(
+    work.fresh, rollout.questions, work.prompt, rollout.slots, block
+  )
+  return [programs.Step(generation, [], ages=np.zeros(0, int), carried=0)]
 
 
 def listed(step: Step, work: Workload) -> list[Program]:
@@ -165,19 +169,19 @@ def listed(step: Step, work: Workload) -> list[Program]:
   return needed(
     [
       Program('reshard', convert, (step.policy,), step.spec.mesh, runs=1),
-      *step.generating([one.generation for one in generations(step, work)]),
+      *step.generating([rollout_step.generation for rollout_step in generations(step, work)]),
       *step.scoring(work.candidates + work.prompt),
       *step.updating(passes),
     ]
   )
 
 
-def needed(programs: Iterable[Program]) -> list[Program]:
+def needed(candidates: Iterable[Program]) -> list[Program]:
   """Drop programs that the step never runs, but keep the largest of each name (for peak memory)."""
-  found = list(programs)
-  by_size = sorted(found, key=lambda one: (np.prod(one.size), one.size[1]))
-  largest = {one.name: one for one in by_size}
-  return [one for one in found if one.runs or one is largest[one.name]]
+  candidates = list(candidates)
+  by_size = sorted(candidates, key=lambda program: (np.prod(program.size), program.size[1]))
+  largest = {program.name: program for program in by_size}
+  return [program for program in candidates if program.runs or program is largest[program.name]]
 
 
 # ---- Time ----
@@ -213,57 +217,66 @@ Modules = Mapping[tuple[str, tuple[int, int]], cycles.Module]  # by program name
 
 
 def estimate(
-  step: Step, work: Workload, found: Sequence[Program], modules: Modules, chip: Chip
+  step: Step, work: Workload, step_programs: Sequence[Program], modules: Modules, chip: Chip
 ) -> Estimate:
   """Estimate the time of a step that runs these programs, plus its share of an evaluation."""
 
-  def timed(program: Program) -> Seconds:
+  def time_of(program: Program) -> Seconds:
     module, num_chips = modules[program.name, program.size], step.spec.mesh.size
-    once = cycles.estimate(module, chip, num_chips, trips=0)
-    each = cycles.estimate(module, chip, num_chips) + once * -1
+    fixed = cycles.estimate(module, chip, num_chips, trips=0)
+    per_trip = cycles.estimate(module, chip, num_chips) + fixed * -1
     # Kernels in loops whose length depends on data read only the filled part of the cache.
-    each = dataclasses.replace(each, kernels=each.kernels * program.filled)
-    return (once + each * program.trips) * program.runs
+    per_trip = dataclasses.replace(per_trip, kernels=per_trip.kernels * program.filled)
+    return (fixed + per_trip * program.trips) * program.runs
 
-  made = generations(step, work)
-  syncs = sum(len(one.generation.spans) for one in made) / len(made)
+  rollout_steps = generations(step, work)
+  counts = [len(rollout_step.generation.spans) for rollout_step in rollout_steps]
+  syncs = sum(counts) / len(counts)
   parts = [
-    _part(name, [one for one in found if one.name == name], timed)
-    for name in dict.fromkeys(one.name for one in found if one.runs)
+    _part(name, [program for program in step_programs if program.name == name], time_of)
+    for name in dict.fromkeys(program.name for program in step_programs if program.runs)
   ]
   parts.append(Part('syncs', syncs * SYNC_SECONDS, f'{syncs:,.0f} with the host'))
   parts.append(Part('host', HOST_SECONDS, 'assumed'))
   if count := len(work.evaluated):
     rollout, every = step.config.rollout, work.evaluation_every
-    whole = programs.generation_of(
+    generation = programs.generation_of(
       work.evaluated, count, work.prompt, rollout.slots, ragged_cache.BLOCK
     )
-    seconds = sum(timed(one).total for one in step.generating([whole]) if one.runs)
-    seconds += len(whole.spans) * SYNC_SECONDS
+    seconds = sum(
+      time_of(program).total for program in step.generating([generation]) if program.runs
+    )
+    seconds += len(generation.spans) * SYNC_SECONDS
     detail = f'{count:,} responses in {seconds:.0f} s every {counted(every, "step")}'
     parts.append(Part('evaluation', seconds / every, detail))
-  tokens = sum(one.generation.tokens for one in made)
-  trained = sum(int(lengths.sum()) for one in made for lengths in one.trained)
+  tokens = sum(rollout_step.generation.tokens for rollout_step in rollout_steps)
+  num_trained = sum(
+    int(group_lengths.sum())
+    for rollout_step in rollout_steps
+    for group_lengths in rollout_step.trained
+  )
   return Estimate(
     parts=parts,
-    live=tokens / sum(one.generation.decode_steps for one in made),
-    ages=np.concatenate([one.ages for one in made]),
-    carried=sum(one.carried for one in made) / max(1, trained),
+    live=tokens / sum(rollout_step.generation.decode_steps for rollout_step in rollout_steps),
+    ages=np.concatenate([rollout_step.ages for rollout_step in rollout_steps]),
+    carried=sum(rollout_step.carried for rollout_step in rollout_steps) / max(1, num_trained),
   )
 
 
-def _part(name: str, programs: Sequence[Program], timed: Callable[[Program], Seconds]) -> Part:
+def _part(
+  name: str, step_programs: Sequence[Program], time_of: Callable[[Program], Seconds]
+) -> Part:
   total, details = Seconds(), list[str]()
-  for one in programs:
-    if one.runs:
-      total += (own := timed(one))
-      trips, (rows, length) = one.runs * one.trips, one.size
+  for program in step_programs:
+    if program.runs:
+      total += (program_time := time_of(program))
+      trips, (rows, length) = program.runs * program.trips, program.size
       size = f' of {rows:,} x {length:,} tokens' if rows else ''
-      details.append(f'{trips:,.4g} x {1e3 * own.total / trips:.4g} ms{size}')
-  found = (total.kernels, 'in kernels'), (total.collectives, 'waiting for other chips')
+      details.append(f'{trips:,.4g} x {1e3 * program_time.total / trips:.4g} ms{size}')
+  waits = (total.kernels, 'in kernels'), (total.collectives, 'waiting for other chips')
   shares = [
     f'{100 * part / total.total:.0f}% {words}'
-    for part, words in found
+    for part, words in waits
     if total.total and part / total.total > 0.005
   ]
   return Part(name, total.total, '; '.join([', '.join(details), *shares]))

@@ -25,10 +25,10 @@ from exgrpo_jax.datatypes import FEATURES, TokenSequence, Trajectory
 
 MAX_SEGMENTS = 64  # per checkpoint; with more, only the largest MAX_SEGMENTS / 2 are linked
 _INDEX, _INDEX_SUM = 'index.npz', 'index.crc32'
-_NUMBERS = [one for one in dataclasses.fields(Trajectory) if one.type in (float, int, bool)]
+_NUMBERS = [field for field in dataclasses.fields(Trajectory) if field.type in (float, int, bool)]
 _FEATURES = [field.name for field in FEATURES]
 _PLACES = ('segment', 'offset', 'length', 'sum')
-_OF_TRAJECTORY = (*_PLACES, *(field.name for field in _NUMBERS), *_FEATURES)  # columns
+_TRAJECTORY_COLUMNS = (*_PLACES, *(field.name for field in _NUMBERS), *_FEATURES)  # columns
 
 Columns = Mapping[str, np.ndarray]  # name -> column of the index
 
@@ -39,17 +39,19 @@ def write(folder: epath.Path, step: int, buffer: Buffer, previous: epath.Path | 
   Hard-links segments from `previous`, the previous checkpoint's buffer folder, unless it is None.
   """
   rows = sorted(buffer.entries)
-  stored = [trajectory for row in rows for trajectory in buffer.entries[row].trajectories]
-  columns = _describe(buffer, rows, stored)
+  trajectories = [trajectory for row in rows for trajectory in buffer.entries[row].trajectories]
+  columns = _build_columns(buffer, rows, trajectories)
   places = _places(previous) if previous else {}
-  found = [places.get(identity, (-1, -1)) for identity in _identities(columns)]
-  segment, offset = np.array(found, np.int64).reshape(-1, 2).T
-  sizes = np.array([sum(values.nbytes for values in _content(one)) for one in stored], np.int64)
-  linked = _link_segments(previous, folder, segment, sizes) if previous else []
-  is_new = ~np.isin(segment, linked)
+  trajectory_places = [places.get(identity, (-1, -1)) for identity in _identities(columns)]
+  segment, offset = np.array(trajectory_places, np.int64).reshape(-1, 2).T
+  sizes = np.array(
+    [sum(values.nbytes for values in _content(trajectory)) for trajectory in trajectories], np.int64
+  )
+  linked_segments = _link_segments(previous, folder, segment, sizes) if previous else []
+  is_new = ~np.isin(segment, linked_segments)
   segment[is_new] = step
   offset[is_new] = _write_segment(
-    folder / _name(step), [trajectory for trajectory, new in zip(stored, is_new) if new]
+    folder / _name(step), [trajectory for trajectory, new in zip(trajectories, is_new) if new]
   )
   content = io.BytesIO()
   np.savez(content, **columns, segment=segment, offset=offset)  # pyright: ignore[reportArgumentType]
@@ -70,11 +72,11 @@ def read(folder: epath.Path) -> Buffer:
     row: Entry(correctness, prompt_length, tuple(trajectories[start:end]))
     for row, correctness, prompt_length, start, end in zip(*numbers, [0, *ends], ends)
   }
-  retired = dict(zip(columns['retired_row'].tolist(), columns['retired_epoch'].tolist()))
+  retired_epoch = dict(zip(columns['retired_row'].tolist(), columns['retired_epoch'].tolist()))
   history = dict[int, tuple[float, float]]()
   if 'history_row' in columns:
     history = dict(zip(columns['history_row'].tolist(), map(tuple, columns['history'].tolist())))
-  return Buffer(entries, retired, bool(columns['started']), history)
+  return Buffer(entries, retired_epoch, bool(columns['started']), history)
 
 
 def read_some(
@@ -86,30 +88,30 @@ def read_some(
   Raises the same errors as `read`.
   """
   columns = _read_index(folder)
-  tokens = dict.fromkeys(columns['row'].tolist(), 0)
+  num_tokens = dict.fromkeys(columns['row'].tolist(), 0)
   for row, length in zip(columns['question'].tolist(), columns['length'].tolist()):
-    tokens[row] += length
-  known = [row for row in rows if row in tokens]
-  fits = np.cumsum([tokens[row] for row in known]) <= max_tokens
-  chosen = [row for row, does in zip(known, fits) if does]
-  inside = np.isin(columns['question'], chosen)
-  own = {name: columns[name][inside] for name in _OF_TRAJECTORY if name in columns}
-  found: dict[int, list[Trajectory]] = {row: [] for row in chosen}
-  questions = columns['question'][inside].tolist()
-  for row, trajectory in zip(questions, _read_trajectories(folder, own)):
-    found[row].append(trajectory)
-  return {row: tuple(trajectories) for row, trajectories in found.items()}
+    num_tokens[row] += length
+  stored_rows = [row for row in rows if row in num_tokens]
+  fits = np.cumsum([num_tokens[row] for row in stored_rows]) <= max_tokens
+  read_rows = [row for row, does_fit in zip(stored_rows, fits) if does_fit]
+  is_read = np.isin(columns['question'], read_rows)
+  read_columns = {name: columns[name][is_read] for name in _TRAJECTORY_COLUMNS if name in columns}
+  trajectories_by_row: dict[int, list[Trajectory]] = {row: [] for row in read_rows}
+  questions = columns['question'][is_read].tolist()
+  for row, trajectory in zip(questions, _read_trajectories(folder, read_columns)):
+    trajectories_by_row[row].append(trajectory)
+  return {row: tuple(trajectories) for row, trajectories in trajectories_by_row.items()}
 
 
 # ---- The index ----
 
 
-def _describe(buffer: Buffer, rows: list[int], stored: list[Trajectory]) -> Columns:
-  """Build all index columns except segment and offset, in the order of `rows` or `stored`."""
+def _build_columns(buffer: Buffer, rows: list[int], trajectories: list[Trajectory]) -> Columns:
+  """Build all index columns except segment and offset, in the order of `rows` or `trajectories`."""
   entries = [buffer.entries[row] for row in rows]
-  retired, history = sorted(buffer.retired_epoch.items()), dict(sorted(buffer.history.items()))
+  retirements, history = sorted(buffer.retired_epoch.items()), dict(sorted(buffer.history.items()))
   num_trajectories = np.array([len(entry.trajectories) for entry in entries], np.int64)
-  described = [describe(trajectory) for trajectory in stored]
+  descriptions = [describe(trajectory) for trajectory in trajectories]
   return {
     'started': np.array(buffer.started),
     'row': np.array(rows, np.int64),
@@ -118,17 +120,24 @@ def _describe(buffer: Buffer, rows: list[int], stored: list[Trajectory]) -> Colu
     'num_trajectories': num_trajectories,
     'question': np.repeat(np.array(rows, np.int64), num_trajectories),
     **{
-      field.name: np.array([getattr(one, field.name) for one in stored], field.type)
+      field.name: np.array(
+        [getattr(trajectory, field.name) for trajectory in trajectories], field.type
+      )
       for field in _NUMBERS
     },
-    'length': np.array([len(trajectory.tokens) for trajectory in stored], np.int64),
+    'length': np.array([len(trajectory.tokens) for trajectory in trajectories], np.int64),
     **{
-      name: np.array([json.dumps(own[name]) if own[name] else '' for own in described], np.str_)
+      name: np.array(
+        [
+          json.dumps(description[name]) if description[name] else '' for description in descriptions
+        ],
+        np.str_,
+      )
       for name in _FEATURES
     },
-    'sum': np.array([_sum(trajectory) for trajectory in stored], np.int64),
-    'retired_row': np.array([row for row, _ in retired], np.int64),
-    'retired_epoch': np.array([epoch for _, epoch in retired], np.int64),
+    'sum': np.array([_checksum(trajectory) for trajectory in trajectories], np.int64),
+    'retired_row': np.array([row for row, _ in retirements], np.int64),
+    'retired_epoch': np.array([epoch for _, epoch in retirements], np.int64),
     **({'history_row': np.array(list(history), np.int64)} if history else {}),
     **({'history': np.array(list(history.values()), np.float64)} if history else {}),
   }
@@ -145,8 +154,8 @@ def _places(folder: epath.Path) -> dict[tuple[int, ...], tuple[int, int]]:
     columns = _read_index(folder)
   except (OSError, ValueError):
     return {}
-  where = zip(columns['segment'].tolist(), columns['offset'].tolist())
-  return dict(zip(_identities(columns), where))
+  places = zip(columns['segment'].tolist(), columns['offset'].tolist())
+  return dict(zip(_identities(columns), places))
 
 
 def _read_index(folder: epath.Path) -> Columns:
@@ -173,22 +182,22 @@ def _link_segments(
   `segment` is each trajectory's segment in `previous`, negative for a new trajectory. `size` is
   each trajectory's size in bytes.
   """
-  used = {
+  used_bytes = {
     int(number): int(size[segment == number].sum()) for number in np.unique(segment[segment >= 0])
   }
-  largest_first = sorted(used, key=lambda number: -used[number])
+  largest_first = sorted(used_bytes, key=lambda number: -used_bytes[number])
   if len(largest_first) > MAX_SEGMENTS:
     del largest_first[MAX_SEGMENTS // 2 :]
-  linked = []
+  linked_segments = []
   for number in largest_first:
     source = previous / _name(number)
     try:
-      if used[number] >= source.stat().length / 2:
+      if used_bytes[number] >= source.stat().length / 2:
         os.link(source, folder / source.name)
-        linked.append(number)
+        linked_segments.append(number)
     except OSError:  # hard links are unsupported, or the file is gone: write it again
       pass
-  return linked
+  return linked_segments
 
 
 def _write_segment(path: epath.Path, trajectories: Sequence[Trajectory]) -> list[int]:
@@ -218,18 +227,18 @@ def _read_trajectories(folder: epath.Path, columns: Columns) -> list[Trajectory]
   offset, length, sums = (columns[name].tolist() for name in ('offset', 'length', 'sum'))
   trajectories: list[Trajectory] = [None] * count  # pyright: ignore[reportAssignmentType]
   for number in np.unique(columns['segment']).tolist():
-    inside = np.flatnonzero(columns['segment'] == number)
+    indices = np.flatnonzero(columns['segment'] == number)
     with open(folder / _name(number), 'rb') as file:
-      for index in inside[np.argsort(columns['offset'][inside])].tolist():
+      for index in indices[np.argsort(columns['offset'][indices])].tolist():
         file.seek(offset[index])
-        described = {name: json.loads(own[index] or '[]') for name, own in features.items()}
+        description = {name: json.loads(column[index] or '[]') for name, column in features.items()}
         trajectories[index] = trajectory = Trajectory(
           tokens=_take(file, np.int32, length[index]),
           logp=_take(file, np.float32, length[index]),
-          **{name: own[index] for name, own in numbers.items()},
-          **restore(described, lambda _, *of_array, file=file: _take(file, *of_array)),
+          **{name: column[index] for name, column in numbers.items()},
+          **restore(description, lambda _, *spec, file=file: _take(file, *spec)),
         )
-        if _sum(trajectory) != sums[index]:
+        if _checksum(trajectory) != sums[index]:
           raise ValueError(f'buffer/{_name(number)}: the data differs from what was saved')
   return trajectories
 
@@ -247,7 +256,7 @@ def _content(trajectory: Trajectory) -> list[np.ndarray]:
   return [tokens, np.ascontiguousarray(trajectory.logp, np.float32), *arrays(trajectory).values()]
 
 
-def _sum(trajectory: Trajectory) -> int:
+def _checksum(trajectory: Trajectory) -> int:
   total = 0
   for values in _content(trajectory):
     total = zlib.crc32(values.data, total)
@@ -260,12 +269,12 @@ def _sum(trajectory: Trajectory) -> int:
 def describe(sequence: TokenSequence) -> dict[str, list[Any]]:
   """Convert the feature fields to JSON values; for arrays, only the dtype and shape."""
 
-  def described(value: Any) -> list[Any]:
+  def to_json(value: Any) -> list[Any]:
     if isinstance(value, np.ndarray):
       return [str(value.dtype), *value.shape]
     return list(value or ())
 
-  return {name: described(value) for name, value in sequence.features.items()}
+  return {name: to_json(value) for name, value in sequence.features.items()}
 
 
 def arrays(sequence: TokenSequence) -> dict[str, np.ndarray]:
@@ -274,13 +283,15 @@ def arrays(sequence: TokenSequence) -> dict[str, np.ndarray]:
   return {name: np.ascontiguousarray(x) for name, x in values if isinstance(x, np.ndarray)}
 
 
-def restore(described: Mapping[str, list[Any]], take: Callable[..., np.ndarray]) -> dict[str, Any]:
+def restore(
+  description: Mapping[str, list[Any]], take: Callable[..., np.ndarray]
+) -> dict[str, Any]:
   """Undo `describe`; `take` reads an array, given its name, dtype and shape."""
-  restored = dict[str, Any]()
+  features = dict[str, Any]()
   for field in FEATURES:
-    if values := described.get(field.name):
+    if values := description.get(field.name):
       item = field.metadata.get('item')
-      restored[field.name] = (
-        tuple(item(*one) for one in values) if item else take(field.name, *values)
+      features[field.name] = (
+        tuple(item(*arguments) for arguments in values) if item else take(field.name, *values)
       )
-  return restored
+  return features

@@ -50,14 +50,14 @@ def write_partial(folder: epath.Path, groups: Sequence[PartialGroup]) -> None:
   responses = [response for group in groups for response in group.responses]
   values, columns = io.BytesIO(), dict[str, np.ndarray]()
   for name, dtype in _DTYPES.items():  # concatenated; some responses lack some of the fields
-    found = [getattr(response, name) for response in responses]
-    columns[name] = np.concatenate([np.zeros(0, dtype), *(x for x in found if x is not None)])
-  of_features = [buffer_files.arrays(response) for response in responses]
+    arrays = [getattr(response, name) for response in responses]
+    columns[name] = np.concatenate([np.zeros(0, dtype), *(x for x in arrays if x is not None)])
+  feature_arrays = [buffer_files.arrays(response) for response in responses]
   for name in (field.name for field in FEATURES):  # as bytes; dtype and shape are in the index
-    found = b''.join(own[name].tobytes() for own in of_features if name in own)
-    columns[name] = np.frombuffer(found, np.uint8)
+    content = b''.join(arrays[name].tobytes() for arrays in feature_arrays if name in arrays)
+    columns[name] = np.frombuffer(content, np.uint8)
   np.savez(values, **columns)  # pyright: ignore[reportArgumentType]
-  index = json.dumps([_described(group) for group in groups]).encode()
+  index = json.dumps([_describe_group(group) for group in groups]).encode()
   (folder / _INDEX).write_bytes(index)
   (folder / _VALUES).write_bytes(values.getvalue())
   (folder / _SUM).write_text(str(zlib.crc32(values.getvalue(), zlib.crc32(index))))
@@ -68,12 +68,12 @@ def read_partial(folder: epath.Path) -> tuple[PartialGroup, ...]:
   index, values = (folder / _INDEX).read_bytes(), (folder / _VALUES).read_bytes()
   if str(zlib.crc32(values, zlib.crc32(index))) != (folder / _SUM).read_text():
     raise ValueError('carried: the data differs from what was saved')
-  with np.load(io.BytesIO(values)) as columns:
-    rest = dict(columns)
-  return tuple(_group(described, rest) for described in json.loads(index))
+  with np.load(io.BytesIO(values)) as file:
+    columns = dict(file)
+  return tuple(_restore_group(description, columns) for description in json.loads(index))
 
 
-def _described(group: PartialGroup) -> Mapping[str, Any]:
+def _describe_group(group: PartialGroup) -> Mapping[str, Any]:
   """Convert a group, without its arrays, to JSON values."""
   return {
     'question_row': group.question_row,
@@ -95,36 +95,36 @@ def _described(group: PartialGroup) -> Mapping[str, Any]:
   }
 
 
-def _group(described: Mapping[str, Any], rest: dict[str, np.ndarray]) -> PartialGroup:
-  """Rebuild a group, removing its arrays from the front of `rest`."""
+def _restore_group(description: Mapping[str, Any], columns: dict[str, np.ndarray]) -> PartialGroup:
+  """Rebuild a group, removing its arrays from the front of `columns`."""
 
   def take(name: str, count: int) -> np.ndarray:
-    values, rest[name] = np.split(rest[name], [count])
+    values, columns[name] = np.split(columns[name], [count])
     return values.copy()
 
   def take_array(name: str, dtype: str, *shape: int) -> np.ndarray:
     size = math.prod(shape) * np.dtype(dtype).itemsize
     return take(name, size).view(dtype).reshape(shape)
 
-  def response(own: Mapping[str, Any]) -> Response:
+  def response(item: Mapping[str, Any]) -> Response:
     return Response(
-      tokens=take('tokens', own['length']),
-      logp=take('logp', own['length']),
-      entropy=take('entropy', own['length']),
-      truncated=own['truncated'],
-      tis_weight=take('tis_weight', own['weights']) if own['weights'] else None,
-      is_complete=own['is_complete'],
-      spans=tuple(Span(*span) for span in own['spans']),
-      verdict=Verdict(**verdict) if (verdict := own.get('verdict')) else None,
-      **buffer_files.restore(own, take_array),
+      tokens=take('tokens', item['length']),
+      logp=take('logp', item['length']),
+      entropy=take('entropy', item['length']),
+      truncated=item['truncated'],
+      tis_weight=take('tis_weight', item['weights']) if item['weights'] else None,
+      is_complete=item['is_complete'],
+      spans=tuple(Span(*span) for span in item['spans']),
+      verdict=Verdict(**verdict) if (verdict := item.get('verdict')) else None,
+      **buffer_files.restore(item, take_array),
     )
 
   return PartialGroup(
-    question_row=described['question_row'],
-    drawn=described['drawn'],
-    is_drawn=described['is_replay'],
-    responses=tuple(map(response, described['responses'])),
-    verdicts=tuple(Verdict(**verdict) for verdict in described['verdicts']),
+    question_row=description['question_row'],
+    drawn=description['drawn'],
+    is_drawn=description['is_replay'],
+    responses=tuple(map(response, description['responses'])),
+    verdicts=tuple(Verdict(**verdict) for verdict in description['verdicts']),
   )
 
 
@@ -274,24 +274,24 @@ def restore(
       its adapters belong to a different base.
   """
   manager.wait_until_finished()
-  path, sums, restored = manager.directory / str(step), {}, {}
+  path, sums, items = manager.directory / str(step), {}, {}
   with hosts.refusing_together(DamagedError):  # before the checksums, which are collective
     sums = _read(path, sums=ocp.args.JsonRestore())['sums']
     _check_format(path, sums)
     _check_base(path, sums, base_sums)
-    restored = _read(
+    items = _read(
       path,
       state=ocp.args.StandardRestore(like),
       buffer=FolderArgs(buffer_files.read),
       cursor=ocp.args.JsonRestore(),
       carried=FolderArgs(read_partial),
     )
-  found = storage.of_state(restored['state'], restored['cursor'])
+  computed_sums = storage.of_state(items['state'], items['cursor'])
   with hosts.refusing_together(DamagedError):
-    if changed := storage.changed(sums, found):
-      raise DamagedError(f'{changed}: {_NOT_WHAT_WAS_SAVED}')
-  state, buffer, cursor = (restored[name] for name in ('state', 'buffer', 'cursor'))
-  return Snapshot(step, state, buffer, Cursor(**cursor), partial_groups=restored['carried'])
+    if array_names := storage.changed(sums, computed_sums):
+      raise DamagedError(f'{array_names}: {_NOT_WHAT_WAS_SAVED}')
+  state, buffer, cursor = (items[name] for name in ('state', 'buffer', 'cursor'))
+  return Snapshot(step, state, buffer, Cursor(**cursor), partial_groups=items['carried'])
 
 
 def _read(path: epath.Path, **items: ocp.args.CheckpointArgs) -> Mapping[str, Any]:
@@ -311,20 +311,20 @@ def _read(path: epath.Path, **items: ocp.args.CheckpointArgs) -> Mapping[str, An
 
 
 def _check_format(path: epath.Path, sums: Mapping[str, int]) -> None:
-  found = sums.get('format', 1)
-  if found != FORMAT:
+  number = sums.get('format', 1)
+  if number != FORMAT:
     raise InputError(
-      f'{path} was written by a different version of exgrpo_jax (checkpoint format {found}, but '
+      f'{path} was written by a different version of exgrpo_jax (checkpoint format {number}, but '
       f'this version reads {FORMAT}). Continue with the version that started the run, or use '
       'another --workdir.'
     )
 
 
 def _check_base(path: epath.Path, sums: Mapping[str, int], base_sums: Mapping[str, int]) -> None:
-  if changed := storage.changed(sums, base_sums):
+  if array_names := storage.changed(sums, base_sums):
     raise InputError(
       f'{path} contains adapters that were trained on a different base (differing arrays: '
-      f'{changed}). Restore the original weights of config.model.path or of the warm start.'
+      f'{array_names}). Restore the original weights of config.model.path or of the warm start.'
     )
 
 
@@ -337,37 +337,37 @@ def restore_newest(
   'checkpoints', because their steps will be saved again. Raises InputError and moves nothing if no
   checkpoint is intact or a checkpoint cannot be read right now.
   """
-  damaged = {}
+  problems = {}
   for step in sorted(manager.all_steps(), reverse=True):
     try:
       snapshot = restore(manager, step, like, base_sums)
     except DamagedError as error:
-      damaged[step] = str(error)
+      problems[step] = str(error)
       continue
-    for later, problem in damaged.items():
-      _put_aside(manager.directory, later, f'({problem})', step)
-    if damaged:
+    for damaged_step, problem in problems.items():
+      _put_aside(manager.directory, damaged_step, f'({problem})', step)
+    if problems:
       hosts.barrier('damaged')
       manager.reload()
     return snapshot
-  if damaged:
+  if problems:
     raise InputError(
       f'{manager.directory}: none of the checkpoints can be read. '
-      + ' '.join(f'Step {step}: {problem}.' for step, problem in damaged.items())
+      + ' '.join(f'Step {step}: {problem}.' for step, problem in problems.items())
       + ' Restore a checkpoint from a backup, or use another --workdir.'
     )
   return None
 
 
-def _put_aside(directory: epath.Path, step: int, why: str, used: int) -> None:
+def _put_aside(directory: epath.Path, step: int, reason: str, resumed_step: int) -> None:
   if not hosts.is_first():
     return
   target = directory.parent / 'damaged' / f'step_{step:06d}_{uuid.uuid4().hex[:8]}'
   target.parent.mkdir(parents=True, exist_ok=True)
   (directory / str(step)).rename(target)
   hosts.warn(
-    f'the checkpoint from step {step} is damaged {why}; resuming from step {used} instead. '
-    f'Moved the damaged checkpoint to {target}'
+    f'the checkpoint from step {step} is damaged {reason}; resuming from step {resumed_step} '
+    f'instead. Moved the damaged checkpoint to {target}'
   )
 
 
@@ -379,27 +379,27 @@ def restore_params(
   Raises InputError if the step was not saved, or if its checkpoint is damaged or belongs to a
   different base.
   """
-  saved = steps(workdir)
+  saved_steps = steps(workdir)
   if step is None:
-    step = _newest(workdir, saved)
-  if step not in saved:
-    known = ', '.join(map(str, saved)) or 'none'
+    step = _newest_step(workdir, saved_steps)
+  if step not in saved_steps:
+    step_names = ', '.join(map(str, saved_steps)) or 'none'
     raise InputError(
-      f'{workdir}/checkpoints has no checkpoint for step {step}. Saved steps: {known}.'
+      f'{workdir}/checkpoints has no checkpoint for step {step}. Saved steps: {step_names}.'
     )
   path, item = _folder(workdir) / str(step), {'params': like}
   layout = ocp.checkpoint_utils.construct_restore_args(item)
   state = ocp.args.PyTreeRestore(item=item, restore_args=layout, partial_restore=True)
   try:
-    restored = _read(path, sums=ocp.args.JsonRestore(), state=state)
+    items = _read(path, sums=ocp.args.JsonRestore(), state=state)
   except DamagedError as error:
     raise InputError(f'{path} is damaged ({error}). Choose another --step.') from error
-  params = restored['state']['params']
-  _check_base(path, restored['sums'], base_sums)
-  computed = storage.of_state(TrainState(params, ()), {})
-  if changed := storage.changed(restored['sums'], computed):
+  params = items['state']['params']
+  _check_base(path, items['sums'], base_sums)
+  computed_sums = storage.of_state(TrainState(params, ()), {})
+  if array_names := storage.changed(items['sums'], computed_sums):
     raise InputError(
-      f'{path}/state is damaged ({changed}: {_NOT_WHAT_WAS_SAVED}). Choose another --step.'
+      f'{path}/state is damaged ({array_names}: {_NOT_WHAT_WAS_SAVED}). Choose another --step.'
     )
   return params, step
 
@@ -410,20 +410,20 @@ def restore_buffer(workdir: str) -> tuple[Buffer, int]:
   Raises InputError if `workdir` has no checkpoint, or if the newest checkpoint is damaged or was
   written by a different version.
   """
-  step = _newest(workdir, steps(workdir))
+  step = _newest_step(workdir, steps(workdir))
   path = _folder(workdir) / str(step)
   try:
-    restored = _read(path, sums=ocp.args.JsonRestore(), buffer=FolderArgs(buffer_files.read))
+    items = _read(path, sums=ocp.args.JsonRestore(), buffer=FolderArgs(buffer_files.read))
   except DamagedError as error:
     raise InputError(f'{path} is damaged ({error}). Restore it from a backup.') from error
-  _check_format(path, restored['sums'])
-  return restored['buffer'], step
+  _check_format(path, items['sums'])
+  return items['buffer'], step
 
 
-def _newest(workdir: str, saved: Sequence[int]) -> int:
-  if not saved:
+def _newest_step(workdir: str, saved_steps: Sequence[int]) -> int:
+  if not saved_steps:
     raise InputError(f'{workdir}/checkpoints contains no complete checkpoint.')
-  return max(saved)
+  return max(saved_steps)
 
 
 def save_params(path: str, params: Params) -> None:
@@ -467,15 +467,15 @@ def check_space(workdir: str, state: TrainState) -> None:
   `state` may consist of arrays or shapes. The buffer is ignored because it is small compared to a
   model.
   """
-  needed = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
-  free = shutil.disk_usage(workdir).free
-  if free < needed:
+  size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
+  free_space = shutil.disk_usage(workdir).free
+  if free_space < size:
     raise InputError(
-      f'--workdir={workdir}: the disk has {decimal(free)} left, but a checkpoint takes '
-      f'{decimal(needed)}. Free up some space, or use another disk.',
+      f'--workdir={workdir}: the disk has {decimal(free_space)} left, but a checkpoint takes '
+      f'{decimal(size)}. Free up some space, or use another disk.',
       status=1,
     )
-  print(f'a checkpoint takes {decimal(needed)}; {workdir} has {decimal(free)} left', flush=True)
+  print(f'a checkpoint takes {decimal(size)}; {workdir} has {decimal(free_space)} left', flush=True)
 
 
 @contextlib.contextmanager
@@ -502,11 +502,11 @@ def explain_failure(workdir: str) -> Iterator[None]:
     if not reason:
       raise
     is_failing = True
-    complete = ', '.join(map(str, steps(workdir))) or 'none'
-    _, what, remedy = next(row for row in _FAILURES if re.search(row[0], reason, re.IGNORECASE))
+    complete_steps = ', '.join(map(str, steps(workdir))) or 'none'
+    _, meaning, remedy = next(row for row in _FAILURES if re.search(row[0], reason, re.IGNORECASE))
     raise InputError(
-      f'--workdir={workdir}: {what} ({reason}). Complete checkpoints: {complete}. {remedy} and run '
-      'the same command again to resume from the newest checkpoint.',
+      f'--workdir={workdir}: {meaning} ({reason}). Complete checkpoints: {complete_steps}. '
+      f'{remedy} and run the same command again to resume from the newest checkpoint.',
       status=1,
     ) from error
   finally:
@@ -520,8 +520,8 @@ def _write_failure(error: BaseException) -> str:
   pattern = '|'.join(row[0] for row in _FAILURES)
   for cause in with_causes(error):
     for line in str(cause).splitlines():
-      if found := re.search(pattern, line, re.IGNORECASE):
-        return line[max(0, found.start() - 100) : found.end() + 100]
+      if match := re.search(pattern, line, re.IGNORECASE):
+        return line[max(0, match.start() - 100) : match.end() + 100]
   return ''
 
 

@@ -115,10 +115,10 @@ def minibatch_gradient(
   for count, stack in packed(spec, batch) if stacks is None else stacks:
     place = sharding.named(spec.mesh, (None, 'batch'), stack.tokens_BT.shape[:2])
     on_device = sharding.put(stack, place)
-    added = accumulate(
+    new_accumulator = accumulate(
       spec, params, accumulator, on_device, count, clip, is_first, initial, stopped
     )
-    accumulator = sharding.restore_layout(added, layout)
+    accumulator = sharding.restore_layout(new_accumulator, layout)
   return accumulator
 
 
@@ -149,16 +149,16 @@ def accumulate(
   """
 
   def add(index: jax.Array, accumulator: Accumulator) -> Accumulator:
-    packed = jax.tree.map(lambda stacked: stacked[index], stack)
+    microbatch = jax.tree.map(lambda x: x[index], stack)
     policy = lora.joined(spec.lora, initial, params)
     reference = initial if spec.objective.kl_coefficient else None
-    inputs = _with_whole_row_inputs(spec, policy, packed, reference, is_first)
+    inputs = _with_whole_row_inputs(spec, policy, microbatch, reference, is_first)
 
     def loss_of(params: model.Params) -> tuple[jax.Array, Sums]:
-      states, load = _predictor_states(spec, lora.joined(spec.lora, initial, params), packed)
+      states, load = _predictor_states(spec, lora.joined(spec.lora, initial, params), microbatch)
       loss, sums = logprobs.fused_loss(
         *states,
-        packed.target_BW,
+        microbatch.target_BW,
         inputs,
         functools.partial(
           objective.token_loss,
@@ -171,10 +171,10 @@ def accumulate(
         chunk=spec.logit_chunk,
         cap=spec.model.logit_cap,
       )
-      of_load = mlp.balance_sums(load)
-      if of_load:
-        loss += spec.objective.balance_coefficient * of_load['balance']
-      return loss, sums | of_load
+      balance_sums = mlp.balance_sums(load)
+      if balance_sums:
+        loss += spec.objective.balance_coefficient * balance_sums['balance']
+      return loss, sums | balance_sums
 
     (loss, sums), gradient = jax.value_and_grad(loss_of, has_aux=True)(params)
     sums = sums | {'loss': loss}
@@ -212,11 +212,11 @@ def apply_gradient(
   contains 'skipped_by_kl' (the new value of `stopped`) and 'updates' (0 if nothing was computed).
   """
   layout = sharding.layout_of(state)
-  measured = None if sums is None or stopped is None else (sums, stopped)
-  state, norms = optimizer_step(spec, state, gradient, measured)
-  if measured:
-    here = sharding.replicated(spec.mesh)
-    norms['skipped_by_kl'] = sharding.restore_layout(norms['skipped_by_kl'], here)
+  kl_inputs = None if sums is None or stopped is None else (sums, stopped)
+  state, norms = optimizer_step(spec, state, gradient, kl_inputs)
+  if kl_inputs:
+    replicated = sharding.replicated(spec.mesh)
+    norms['skipped_by_kl'] = sharding.restore_layout(norms['skipped_by_kl'], replicated)
   return sharding.restore_layout(state, layout), norms
 
 
@@ -225,40 +225,42 @@ def optimizer_step(
   spec: UpdateSpec,
   state: TrainState,
   gradient: model.Params,
-  measured: tuple[Sums, jax.Array] | None = None,
+  kl_inputs: tuple[Sums, jax.Array] | None = None,
 ) -> tuple[TrainState, dict[str, jax.Array]]:
   """Run `optimizer.apply_gradient` under jit; XLA chooses the layout of the returned state."""
-  updated, norms = optimizer.apply_gradient(spec.optimizer, spec.num_updates, state, gradient)
-  if measured is None:
-    return updated, norms
-  sums, stopped = measured
+  new_state, norms = optimizer.apply_gradient(spec.optimizer, spec.num_updates, state, gradient)
+  if kl_inputs is None:
+    return new_state, norms
+  sums, stopped = kl_inputs
   stops = (stopped > 0) | (objective.approx_kl(sums) > spec.optimizer.max_kl)
-  kept = jax.tree.map(lambda new, old: jnp.where(stops, old, new), updated, state)
+  next_state = jax.tree.map(lambda new, old: jnp.where(stops, old, new), new_state, state)
   is_computed = 1 - stopped
   norms = {name: is_computed * value for name, value in norms.items()}
-  return kept, norms | {'skipped_by_kl': stops.astype(jnp.float32), 'updates': is_computed}
+  return next_state, norms | {'skipped_by_kl': stops.astype(jnp.float32), 'updates': is_computed}
 
 
 def _with_whole_row_inputs(
   spec: UpdateSpec,
   params: model.Params,
-  packed: Microbatch,
+  microbatch: Microbatch,
   reference: model.Params | None,
   is_first: bool,
 ) -> objective.LossInputs:
   """Add the loss inputs that need a forward pass over whole rows."""
 
   def logp_BW(params: model.Params) -> jax.Array:
-    states, _ = _predictor_states(spec, params, packed)
-    target, cap = packed.target_BW, spec.model.logit_cap
+    states, _ = _predictor_states(spec, params, microbatch)
+    target, cap = microbatch.target_BW, spec.model.logit_cap
     return logprobs.target_logprobs(*states, target, spec.temperature, spec.logit_chunk, cap)[0]
 
-  inputs = packed.inputs
+  inputs = microbatch.inputs
   if reference is not None:
     inputs = inputs._replace(reference_logp_BT=logp_BW(reference))
   if spec.objective.importance_level != 'token':
     # A token and its predictor, the token before it, belong to the same row.
-    segment_BW = jnp.take_along_axis(packed.segments.segment_BT, packed.predictor_BW, axis=1)
+    segment_BW = jnp.take_along_axis(
+      microbatch.segments.segment_BT, microbatch.predictor_BW, axis=1
+    )
     log_ratio_BW = objective.row_log_ratio(
       logp_BW(params), inputs, segment_BW, spec.objective, is_first
     )
@@ -267,16 +269,18 @@ def _with_whole_row_inputs(
 
 
 def _predictor_states(
-  spec: UpdateSpec, params: model.Params, packed: Microbatch
+  spec: UpdateSpec, params: model.Params, microbatch: Microbatch
 ) -> tuple[tuple[jax.Array, jax.Array], mlp.Balance | None]:
   """Return ((states that predict the targets [B, W, D], unembedding), load balance of experts)."""
   counted = None
   if spec.model.num_experts:
-    weight_BW = packed.inputs.entropy_weight_BT
-    counted = mlp.counted_balance(packed.predictor_BW, weight_BW, packed.segments.segment_BT)
-  rows = packed.tokens_BT, packed.segments, spec.microbatch.remat, packed.routes_BTLC
+    weight_BW = microbatch.inputs.entropy_weight_BT
+    counted = mlp.counted_balance(
+      microbatch.predictor_BW, weight_BW, microbatch.segments.segment_BT
+    )
+  rows = microbatch.tokens_BT, microbatch.segments, spec.microbatch.remat, microbatch.routes_BTLC
   hidden_BTD, load = model.hidden_states_and_balance(spec.model, params, *rows, counted)
-  hidden_BWD = logprobs.predictor_states(hidden_BTD, packed.predictor_BW)
+  hidden_BWD = logprobs.predictor_states(hidden_BTD, microbatch.predictor_BW)
   return (hidden_BWD, model.unembedding(spec.model, params)), load
 
 
@@ -321,15 +325,15 @@ def microbatches(
   minibatch's `objective.loss_inputs`. Sequences are split over `num_shards` shards.
   """
   mask_BT = np.asarray(inputs.mask_BT) > 0
-  used_B = mask_BT.any(axis=1)
+  is_used_B = mask_BT.any(axis=1)
   if spec.microbatch.drop_zero_advantage:
-    used_B &= np.asarray(batch.advantage_B) != 0
-  length_B = np.where(used_B, mask_BT.shape[1] - np.argmax(mask_BT[:, ::-1], axis=1), 0)
+    is_used_B &= np.asarray(batch.advantage_B) != 0
+  length_B = np.where(is_used_B, mask_BT.shape[1] - np.argmax(mask_BT[:, ::-1], axis=1), 0)
   shapes = pass_shapes(spec, num_shards, len(length_B))
-  shares = attention.has_prefixes(spec.mesh)
-  prompt_B = np.where(used_B, np.argmax(mask_BT, axis=1), 0)
-  given = np.asarray(batch.tokens_BT), prompt_B, batch.routes_BTLC
-  prefixes = packing.shared_prompts(*given) if shares else None
+  shares_prompts = attention.has_prefixes(spec.mesh)
+  prompt_B = np.where(is_used_B, np.argmax(mask_BT, axis=1), 0)
+  rows = np.asarray(batch.tokens_BT), prompt_B, batch.routes_BTLC
+  prefixes = packing.shared_prompts(*rows) if shares_prompts else None
   return [
     _microbatch(batch, inputs, shape, packing.layout(shape, sequences, length_B, prefixes))
     for shape, sequences in packing.pack(length_B, mask_BT.sum(axis=1), *shapes, prefixes)
@@ -349,24 +353,24 @@ def pass_shapes(spec: UpdateSpec, num_shards: int, num_rows: int) -> tuple[Shape
   )
 
 
-def stack_by_shape(cut: Sequence[Microbatch], num_rows: int) -> list[Stack]:
+def stack_by_shape(microbatch_list: Sequence[Microbatch], num_rows: int) -> list[Stack]:
   """Stack the microbatches of each shape along a leading axis M, in NumPy.
 
   Returns (number of microbatches, stack) for each shape. M is the largest number of microbatches of
   this shape that `num_rows` rows can need; unused entries are zero. M does not depend on the rows'
   lengths, so the program is compiled only once.
   """
-  alike: dict[tuple[int, ...], list[Microbatch]] = {}
-  for packed in cut:
-    alike.setdefault(packed.tokens_BT.shape, []).append(packed)
+  groups: dict[tuple[int, ...], list[Microbatch]] = {}
+  for microbatch in microbatch_list:
+    groups.setdefault(microbatch.tokens_BT.shape, []).append(microbatch)
 
-  def stacked(*parts: np.ndarray) -> np.ndarray:
-    most = -(-num_rows // len(parts[0]))  # if each sequence has only one row
-    stack = np.zeros((most, *parts[0].shape), parts[0].dtype)
+  def stack_arrays(*parts: np.ndarray) -> np.ndarray:
+    max_count = -(-num_rows // len(parts[0]))  # if each sequence has only one row
+    stack = np.zeros((max_count, *parts[0].shape), parts[0].dtype)
     stack[: len(parts)] = parts
     return stack
 
-  return [(len(group), jax.tree.map(stacked, *group)) for group in alike.values()]
+  return [(len(group), jax.tree.map(stack_arrays, *group)) for group in groups.values()]
 
 
 def _microbatch(
@@ -399,29 +403,29 @@ def programs(
   spec: UpdateSpec,
   state: TrainState,
   initial: model.Params | None,
-  nothing: Batch,
+  empty_batch: Batch,
   minibatch_passes: Sequence[Sequence[packing.Pass]] = (),
 ) -> Iterator[Program]:
   """Yield the compiled programs used by a step's updates.
 
-  `state` is the train state, or its shapes. For `initial`, see `minibatch_gradient`. `nothing` is a
-  step-sized batch without any tokens to train on (`programs.empty_batch`).
-  `minibatch_passes` lists each minibatch's passes, to count how often each program runs.
+  `state` is the train state, or its shapes. For `initial`, see `minibatch_gradient`. `empty_batch`
+  is a step-sized batch without any tokens to train on (`programs.empty_batch`). `minibatch_passes`
+  lists each minibatch's passes, to count how often each program runs.
   """
   mesh, num_minibatches = spec.mesh, spec.optimizer.minibatches
   epochs, num_updates = spec.optimizer.epochs, spec.optimizer.updates_per_step
-  of_zero = spec, state.params
-  held = state.params, initial
-  zero = Program('zero', zero_accumulator, of_zero, mesh, kept=held, runs=num_updates)
-  kept = *held, (accumulator := zero.results())
+  zero_args = spec, state.params
+  run_arrays = state.params, initial
+  zero = Program('zero', zero_accumulator, zero_args, mesh, kept=run_arrays, runs=num_updates)
+  kept_arrays = *run_arrays, (accumulator := zero.results())
   yield zero
   shortest, longest = (1, 1), (spec.longest_row - spec.max_response, spec.max_response)
-  first, sizes = next(minibatches(nothing, num_minibatches)), set[tuple[int, ...]]()
+  minibatch, sizes = next(minibatches(empty_batch, num_minibatches)), set[tuple[int, ...]]()
   stopped = None
   if spec.optimizer.max_kl < float('inf'):
     stopped = jax.ShapeDtypeStruct((), np.float32, sharding=sharding.replicated(mesh))
   for row in (longest, shortest):
-    [(_, stack)] = packed(spec, one_row(first, *row))
+    [(_, stack)] = packed(spec, one_row(minibatch, *row))
     M, B, T = stack.tokens_BT.shape
     if (B, T) in sizes:
       continue
@@ -432,19 +436,21 @@ def programs(
     )
     args = spec, state.params, accumulator, shapes, 1, False, True, initial, stopped
     counts = [
-      sum((one.shape.count, one.shape.length) == (B, T) for one in passes)
+      sum((shape.count, shape.length) == (B, T) for shape, _ in passes)
       for passes in minibatch_passes
     ]
     runs = sum(count > 0 for count in counts)
     trips = sum(counts) / max(1, runs)
     runs *= epochs
-    yield Program('update', accumulate, args, mesh, (B, T), kept=kept, runs=runs, trips=trips)
-  of_step = spec, state, accumulator[0], None if stopped is None else (accumulator[1], stopped)
-  step = Program('optimizer', optimizer_step, of_step, mesh, kept=kept, runs=num_updates)
+    yield Program(
+      'update', accumulate, args, mesh, (B, T), kept=kept_arrays, runs=runs, trips=trips
+    )
+  step_args = spec, state, accumulator[0], None if stopped is None else (accumulator[1], stopped)
+  step = Program('optimizer', optimizer_step, step_args, mesh, kept=kept_arrays, runs=num_updates)
   yield step
   _, norms = step.results()
   sums = [accumulator[1] | {'updates': np.float32(1)} | norms] * num_minibatches
-  yield Program('merge_sums', objective.merge_sums, (sums,), mesh, runs=epochs, kept=kept)
+  yield Program('merge_sums', objective.merge_sums, (sums,), mesh, runs=epochs, kept=kept_arrays)
 
 
 def passes(spec: UpdateSpec, length_R: np.ndarray, response_R: np.ndarray) -> list[packing.Pass]:
@@ -453,9 +459,9 @@ def passes(spec: UpdateSpec, length_R: np.ndarray, response_R: np.ndarray) -> li
   return packing.pack(length_R, response_R, *pass_shapes(spec, num_shards, len(length_R)))
 
 
-def one_row(nothing: Batch, prompt: int, response: int) -> Batch:
+def one_row(empty_batch: Batch, prompt: int, response: int) -> Batch:
   """Make a batch with one row of these lengths to train on, which packs into a single pass."""
-  mask_BT = nothing.response_mask_BT.copy()
+  mask_BT = empty_batch.response_mask_BT.copy()
   mask_BT[0, prompt : prompt + response] = 1
-  advantage_B = np.ones_like(nothing.advantage_B)
-  return dataclasses.replace(nothing, response_mask_BT=mask_BT, advantage_B=advantage_B)
+  advantage_B = np.ones_like(empty_batch.advantage_B)
+  return dataclasses.replace(empty_batch, response_mask_BT=mask_BT, advantage_B=advantage_B)

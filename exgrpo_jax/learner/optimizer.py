@@ -119,11 +119,11 @@ class TrainState:
 def learning_rate(config: OptimizerConfig, num_updates: int) -> optax.Schedule:
   """Make the schedule, update index -> learning rate: a linear warm-up, then `config.schedule`."""
   peak, warmup = config.learning_rate, config.warmup_updates
-  rest = max(1, num_updates - warmup)
-  after = SCHEDULES[config.schedule](peak, rest)
+  num_remaining = max(1, num_updates - warmup)
+  schedule = SCHEDULES[config.schedule](peak, num_remaining)
   # The first update's rate is peak / (warmup + 1), because an update with rate 0 would be wasted.
   rise = optax.linear_schedule(peak / (warmup + 1), peak, warmup)
-  return optax.join_schedules([rise, after], [warmup]) if warmup else after
+  return optax.join_schedules([rise, schedule], [warmup]) if warmup else schedule
 
 
 def make(config: OptimizerConfig, num_updates: int) -> optax.GradientTransformation:
@@ -184,12 +184,16 @@ def shapes(config: OptimizerConfig, num_updates: int, params: Params) -> TrainSt
   `params` may be arrays or shapes.
   """
   replicated = sharding.replicated(jax.tree.leaves(params)[0].sharding.mesh)
-  named = jax.tree_util.tree_leaves_with_path(params)
+  named_params = jax.tree_util.tree_leaves_with_path(params)
 
   def with_sharding(path: tuple[Any, ...], leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
     # A moment's path ends with its parameter's path. Factored moments have other shapes.
-    own = [x.sharding for name, x in named if path[-len(name) :] == name and x.shape == leaf.shape]
-    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=own[0] if own else replicated)
+    layouts = [
+      x.sharding for name, x in named_params if path[-len(name) :] == name and x.shape == leaf.shape
+    ]
+    return jax.ShapeDtypeStruct(
+      leaf.shape, leaf.dtype, sharding=layouts[0] if layouts else replicated
+    )
 
   opt_state = jax.eval_shape(make(config, num_updates).init, params)
   return TrainState(params, jax.tree_util.tree_map_with_path(with_sharding, opt_state))
@@ -207,8 +211,8 @@ def apply_gradient(
   is_good = jnp.isfinite(norm) & (norm <= config.skip_above_norm)
   updates, opt_state = make(config, num_updates).update(gradient, state.opt_state, state.params)
   params: Any = optax.apply_updates(state.params, updates)
-  updated = TrainState(params, opt_state)
-  kept = jax.tree.map(lambda new, old: jnp.where(is_good, new, old), updated, state)
+  new_state = TrainState(params, opt_state)
+  next_state = jax.tree.map(lambda new, old: jnp.where(is_good, new, old), new_state, state)
   count = state.opt_state[-1].count  # the schedule's count; the schedule is last in the chain
   rate = jnp.float32(learning_rate(config, num_updates)(count))
-  return kept, {'gradient_norm': norm, 'skipped': 1.0 - is_good, 'learning_rate': rate}
+  return next_state, {'gradient_norm': norm, 'skipped': 1.0 - is_good, 'learning_rate': rate}

@@ -84,12 +84,12 @@ def _failure(error: BaseException) -> str:
 
 def of_state(state: TrainState, cursor: Mapping[str, int]) -> dict[str, int]:
   """Map each array's name to its checksum; the cursor's numbers are their own checksums."""
-  return {f'cursor.{name}': value for name, value in cursor.items()} | _named(state)
+  return {f'cursor.{name}': value for name, value in cursor.items()} | _sums_by_name(state)
 
 
 def of_base(base: Params) -> dict[str, int]:
   """Map the name of each array in LoRA's frozen base to its checksum."""
-  return {f'base{name}': value for name, value in _named(base).items()}
+  return {f'base{name}': value for name, value in _sums_by_name(base).items()}
 
 
 def digest(state: TrainState, base_sums: Mapping[str, int]) -> str:
@@ -97,18 +97,18 @@ def digest(state: TrainState, base_sums: Mapping[str, int]) -> str:
 
   Computes checksums of the whole state so that it reuses the program compiled for saving.
   """
-  sums = base_sums or {k: v for k, v in _named(state).items() if k.startswith('.params')}
+  sums = base_sums or {k: v for k, v in _sums_by_name(state).items() if k.startswith('.params')}
   return hashlib.sha256(json.dumps(sums, sort_keys=True).encode()).hexdigest()[:12]
 
 
-def changed(saved: Mapping[str, int], computed: Mapping[str, int]) -> str:
+def changed(saved_sums: Mapping[str, int], computed_sums: Mapping[str, int]) -> str:
   """List the arrays that were not saved or differ from the saved arrays; '' if all match."""
-  return ', '.join(name for name, value in computed.items() if value != saved.get(name))
+  return ', '.join(name for name, value in computed_sums.items() if value != saved_sums.get(name))
 
 
-def _named(tree: Any) -> dict[str, int]:
-  named = jax.tree_util.tree_leaves_with_path(jax.device_get(bit_sums(tree)))
-  return {jax.tree_util.keystr(path): int(value) for path, value in named}
+def _sums_by_name(tree: Any) -> dict[str, int]:
+  named_sums = jax.tree_util.tree_leaves_with_path(jax.device_get(bit_sums(tree)))
+  return {jax.tree_util.keystr(path): int(value) for path, value in named_sums}
 
 
 @jax.jit

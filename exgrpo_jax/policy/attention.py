@@ -19,7 +19,7 @@ from jax.sharding import Mesh
 
 from exgrpo_jax.datatypes import Array
 from exgrpo_jax.policy import blockwise, dense_cache, sharding
-from exgrpo_jax.policy.blockwise import Seen, in_segments, pad_right
+from exgrpo_jax.policy.blockwise import Limits, in_segments, pad_right
 
 BACKENDS = ('blockwise', 'cudnn', 'splash')
 # Backends in which a segment can continue another segment. Splash supports one segment per token.
@@ -36,8 +36,8 @@ def backend_for(platform: str, dtype: str, head_size: int = 128, cap: float = 0.
   """
   if platform == 'tpu':
     return 'splash'
-  takes = dense_cache.takes_on_gpu(head_size, dtype) and not cap
-  return 'cudnn' if platform in ('gpu', 'cuda') and takes else 'blockwise'
+  is_supported = dense_cache.takes_on_gpu(head_size, dtype) and not cap
+  return 'cudnn' if platform in ('gpu', 'cuda') and is_supported else 'blockwise'
 
 
 def has_prefixes(mesh: Mesh) -> bool:
@@ -84,8 +84,8 @@ def causal(
   chex.assert_equal_shape_prefix([query_BTNH, key_BTGH], 2)
   window = 0 if window >= query_BTNH.shape[1] else window
   has_positions = window and prefix_BT is not None
-  seen = Seen(segment_BT, prefix_BT, position_BT if has_positions else None)
-  arrays, structure = jax.tree.flatten(seen)
+  limits = Limits(segment_BT, prefix_BT, position_BT if has_positions else None)
+  arrays, structure = jax.tree.flatten(limits)
 
   def attend(query: jax.Array, key: jax.Array, value: jax.Array, *arrays: Array) -> jax.Array:
     return _ATTEND[backend](query, key, value, structure.unflatten(arrays), window, cap)
@@ -104,17 +104,17 @@ def _cudnn(
   query_BTNH: jax.Array,
   key_BTGH: jax.Array,
   value_BTGH: jax.Array,
-  seen: Seen,
+  limits: Limits,
   window: int,
   cap: float,
 ) -> jax.Array:
   assert not cap, cap
   mask_B1TT = None
-  if seen.segment_BT is not None:
+  if limits.segment_BT is not None:
     # The mask takes two bytes per token pair because JAX does not expose cuDNN's packed layout.
-    seen = jax.tree.map(lambda x_BT: pad_right(x_BT, 2, axis=1), seen)
-    mask_B1TT = in_segments(seen, seen, window)[:, None]
-  is_by_index = window and seen.position_BT is None
+    limits = jax.tree.map(lambda x_BT: pad_right(x_BT, 2, axis=1), limits)
+    mask_B1TT = in_segments(limits, limits, window)[:, None]
+  is_by_index = window and limits.position_BT is None
   # Pad, because JAX has no backward pass for an odd T.
   mixed_BTNH: jax.Array = jax.nn.dot_product_attention(
     *(pad_right(x, 2, axis=1) for x in (query_BTNH, key_BTGH, value_BTGH)),
@@ -130,7 +130,7 @@ def _splash(
   query_BTNH: jax.Array,
   key_BTGH: jax.Array,
   value_BTGH: jax.Array,
-  seen: Seen,
+  limits: Limits,
   window: int,
   cap: float,
 ) -> jax.Array:
@@ -150,8 +150,8 @@ def _splash(
     attn_logits_soft_cap=cap or None,
   )
   segments = None
-  if seen.segment_BT is not None:
-    segment_BT = pad_right(seen.segment_BT, _LANES, axis=1)
+  if limits.segment_BT is not None:
+    segment_BT = pad_right(limits.segment_BT, _LANES, axis=1)
     segments = splash_attention.SegmentIds(q=segment_BT, kv=segment_BT)
   mixed_BNTH = jax.vmap(attend)(query_BNTH, key_BGTH, value_BGTH, segments)
   assert isinstance(mixed_BNTH, jax.Array)  # a tuple only if residuals are saved

@@ -24,7 +24,7 @@ _BLOCK = 512
 _STRIP = 64
 
 
-class Seen(NamedTuple):
+class Limits(NamedTuple):
   """Limits on which earlier tokens a token attends to, each [B, T]; None means no limit."""
 
   segment_BT: Array | None = None  # int32, tokens with the same number attend to each other
@@ -43,7 +43,7 @@ def attend(
   query_BTNH: jax.Array,
   key_BTGH: jax.Array,
   value_BTGH: jax.Array,
-  seen: Seen,
+  limits: Limits,
   window: int,
   cap: float,
 ) -> jax.Array:
@@ -54,7 +54,7 @@ def attend(
   query_BGRTH = (query_BTNH / math.sqrt(H)).reshape(B, T, G, N // G, H).transpose(0, 2, 3, 1, 4)
   key_BGHT, value_BGTH = key_BTGH.transpose(0, 2, 3, 1), value_BTGH.swapaxes(1, 2)
   attend = _attend_in_strips if T <= _LONGEST_WHOLE else _attend_in_blocks
-  mixed_BGRTH = attend(query_BGRTH, key_BGHT, value_BGTH, seen, window, cap)
+  mixed_BGRTH = attend(query_BGRTH, key_BGHT, value_BGTH, limits, window, cap)
   return mixed_BGRTH.transpose(0, 3, 1, 2, 4).reshape(B, T, N, H)
 
 
@@ -62,13 +62,13 @@ def _attend_in_strips(
   query_BGRTH: jax.Array,
   key_BGHT: jax.Array,
   value_BGTH: jax.Array,
-  seen: Seen,
+  limits: Limits,
   window: int,
   cap: float,
 ) -> jax.Array:
   """Attend for T up to _LONGEST_WHOLE, with the scores of all strips in memory at once."""
   T = query_BGRTH.shape[3]
-  num_keys = _keys_of(_STRIP, T, seen, window)
+  num_keys = _num_keys(_STRIP, T, limits, window)
 
   def attend_strip(start: int) -> jax.Array:
     end = min(T, start + _STRIP)
@@ -78,8 +78,8 @@ def _attend_in_strips(
       key_BGHT[..., first:end],
       value_BGTH[..., first:end, :],
       start - first,
-      jax.tree.map(lambda x_BT: x_BT[:, start:end], seen),
-      jax.tree.map(lambda x_BT: x_BT[:, first:end], seen),
+      jax.tree.map(lambda x_BT: x_BT[:, start:end], limits),
+      jax.tree.map(lambda x_BT: x_BT[:, first:end], limits),
       window,
       cap,
     )
@@ -91,7 +91,7 @@ def _attend_in_blocks(
   query_BGRTH: jax.Array,
   key_BGHT: jax.Array,
   value_BGTH: jax.Array,
-  seen: Seen,
+  limits: Limits,
   window: int,
   cap: float,
 ) -> jax.Array:
@@ -101,17 +101,18 @@ def _attend_in_blocks(
   num_blocks = query_BGRTH.shape[3] // _BLOCK
   blocks = jnp.moveaxis(query_BGRTH.reshape(B, G, R, num_blocks, _BLOCK, H), 3, 0)
 
-  of_queries = jax.tree.map(  # block by block
-    lambda x_BT: pad_right(x_BT, _BLOCK, axis=1).reshape(B, num_blocks, _BLOCK).swapaxes(0, 1), seen
+  limit_blocks = jax.tree.map(  # block by block
+    lambda x_BT: pad_right(x_BT, _BLOCK, axis=1).reshape(B, num_blocks, _BLOCK).swapaxes(0, 1),
+    limits,
   )
-  num_keys = _keys_of(_BLOCK, T, seen, window)
+  num_keys = _num_keys(_BLOCK, T, limits, window)
 
   # Without the checkpoint, the loop would store every block's weights for the backward pass.
   @functools.partial(jax.checkpoint, prevent_cse=False)
-  def attend_block(block: tuple[jax.Array, jax.Array, Seen]) -> jax.Array:
-    query_BGRQH, start, seen_by_queries = block
+  def attend_block(block: tuple[jax.Array, jax.Array, Limits]) -> jax.Array:
+    query_BGRQH, start, query_limits = block
     if num_keys == T:
-      return _attend(query_BGRQH, key_BGHT, value_BGTH, start, seen_by_queries, seen, window, cap)
+      return _attend(query_BGRQH, key_BGHT, value_BGTH, start, query_limits, limits, window, cap)
     first = jnp.clip(start + _BLOCK - num_keys, 0, T - num_keys)
 
     def keys(x: Array, axis: int) -> jax.Array:
@@ -122,14 +123,14 @@ def _attend_in_blocks(
       keys(key_BGHT, 3),
       keys(value_BGTH, 2),
       start - first,
-      seen_by_queries,
-      jax.tree.map(lambda x_BT: keys(x_BT, 1), seen),
+      query_limits,
+      jax.tree.map(lambda x_BT: keys(x_BT, 1), limits),
       window,
       cap,
     )
 
-  mixed = jax.lax.map(attend_block, (blocks, _BLOCK * jnp.arange(num_blocks), of_queries))
-  return jnp.moveaxis(mixed, 0, 3).reshape(B, G, R, -1, H)[:, :, :, :T]
+  mixed_blocks = jax.lax.map(attend_block, (blocks, _BLOCK * jnp.arange(num_blocks), limit_blocks))
+  return jnp.moveaxis(mixed_blocks, 0, 3).reshape(B, G, R, -1, H)[:, :, :, :T]
 
 
 def _attend(
@@ -137,8 +138,8 @@ def _attend(
   key_BGHS: jax.Array,
   value_BGSH: jax.Array,
   start: int | jax.Array,
-  of_queries: Seen,
-  of_keys: Seen,
+  query_limits: Limits,
+  key_limits: Limits,
   window: int,
   cap: float,
 ) -> jax.Array:
@@ -149,37 +150,37 @@ def _attend(
   query_BGMH = query_BGRQH.reshape(B, G, R * Q, H)
   # The mask is added because XLA:CPU fuses an addition, but not a select. It is finite, not -inf.
   is_seen_QS = jnp.arange(S) <= start + jnp.arange(Q)[:, None]
-  if window and of_queries.position_BT is None:
+  if window and query_limits.position_BT is None:
     is_seen_QS &= jnp.arange(S) > start - window + jnp.arange(Q)[:, None]
-  if of_queries.segment_BT is None:
+  if query_limits.segment_BT is None:
     mask_BGMS = jnp.tile(jnp.where(is_seen_QS, 0.0, -1e30), (R, 1))
   else:
-    is_seen_BQS = is_seen_QS & in_segments(of_queries, of_keys, window)
+    is_seen_BQS = is_seen_QS & in_segments(query_limits, key_limits, window)
     mask_BGMS = jnp.tile(jnp.where(is_seen_BQS, 0.0, -1e30), (1, R, 1))[:, None]
   if cap:
-    mixed_BGMH = _mixed(query_BGMH, key_BGHS, value_BGSH, mask_BGMS, cap)[0]
+    mixed_BGMH = _mix_with_weights(query_BGMH, key_BGHS, value_BGSH, mask_BGMS, cap)[0]
   else:
     mix = _mix_in_bfloat16 if is_fast_bfloat16(query_BGRQH.dtype) else _mix
     mixed_BGMH = mix(query_BGMH, key_BGHS, value_BGSH, mask_BGMS)
   return mixed_BGMH.reshape(B, G, R, Q, H)
 
 
-def _keys_of(num_queries: int, T: int, seen: Seen, window: int) -> int:
+def _num_keys(num_queries: int, T: int, limits: Limits, window: int) -> int:
   """Return how many of the latest keys the queries attend to, rounded up to whole strips."""
-  if not window or seen.prefix_BT is not None:  # a prefix may be anywhere earlier
+  if not window or limits.prefix_BT is not None:  # a prefix may be anywhere earlier
     return T
   return min(T, _STRIP * math.ceil((num_queries + window - 1) / _STRIP))
 
 
-def in_segments(of_queries: Seen, of_keys: Seen, window: int) -> jax.Array:
+def in_segments(query_limits: Limits, key_limits: Limits, window: int) -> jax.Array:
   """Return True where the query attends to the key's segment, within the window: [B, Q, S]."""
-  assert of_queries.segment_BT is not None and of_keys.segment_BT is not None
-  segment_BS = of_keys.segment_BT
-  is_seen_BQS = of_queries.segment_BT[:, :, None] == segment_BS[:, None]
-  if of_queries.prefix_BT is not None:
-    is_seen_BQS |= of_queries.prefix_BT[:, :, None] == segment_BS[:, None]
-  if of_queries.position_BT is not None and of_keys.position_BT is not None:
-    ahead_BQS = of_queries.position_BT[:, :, None] - of_keys.position_BT[:, None]
+  assert query_limits.segment_BT is not None and key_limits.segment_BT is not None
+  segment_BS = key_limits.segment_BT
+  is_seen_BQS = query_limits.segment_BT[:, :, None] == segment_BS[:, None]
+  if query_limits.prefix_BT is not None:
+    is_seen_BQS |= query_limits.prefix_BT[:, :, None] == segment_BS[:, None]
+  if query_limits.position_BT is not None and key_limits.position_BT is not None:
+    ahead_BQS = query_limits.position_BT[:, :, None] - key_limits.position_BT[:, None]
     is_seen_BQS &= ahead_BQS < window
   return is_seen_BQS
 
@@ -188,10 +189,10 @@ def _mix(
   query_BGMH: jax.Array, key_BGHS: jax.Array, value_BGSH: jax.Array, mask_BGMS: jax.Array
 ) -> jax.Array:
   """Compute softmax(query . key + mask) value, in the query's dtype."""
-  return _mixed(query_BGMH, key_BGHS, value_BGSH, mask_BGMS)[0]
+  return _mix_with_weights(query_BGMH, key_BGHS, value_BGSH, mask_BGMS)[0]
 
 
-def _mixed(
+def _mix_with_weights(
   query_BGMH: jax.Array,
   key_BGHS: jax.Array,
   value_BGSH: jax.Array,
@@ -226,7 +227,7 @@ _mix_in_bfloat16 = jax.custom_vjp(_mix)
 def _mix_forward(
   query_BGMH: jax.Array, key_BGHS: jax.Array, value_BGSH: jax.Array, mask_BGMS: jax.Array
 ) -> tuple[jax.Array, tuple[jax.Array, ...]]:
-  mixed_BGMH, *rest = _mixed(query_BGMH, key_BGHS, value_BGSH, mask_BGMS)
+  mixed_BGMH, *rest = _mix_with_weights(query_BGMH, key_BGHS, value_BGSH, mask_BGMS)
   return mixed_BGMH, (query_BGMH, key_BGHS, value_BGSH, mixed_BGMH, *rest)
 
 

@@ -133,43 +133,46 @@ def attend_new(
   products = 'BGTRH,BGHS->BGTRS' if isinstance(layer, Transposed) else 'BGTRH,BGSH->BGTRS'
   query_BGTRH = query_BTNH.reshape(B, T, G, N // G, H).transpose(0, 2, 1, 3, 4)
 
-  def scored(products: str, key: jax.Array, seen_BTS: jax.Array) -> jax.Array:
+  def score_keys(products: str, key: jax.Array, is_seen_BTS: jax.Array) -> jax.Array:
     score = jnp.einsum(products, query_BGTRH, key, preferred_element_type=jnp.float32)
     score /= math.sqrt(H)
     if cap:
       score = cap * jnp.tanh(score / cap)
-    return score + jnp.where(seen_BTS, 0.0, -1e30)[:, None, :, None]  # see `attend`
+    return score + jnp.where(is_seen_BTS, 0.0, -1e30)[:, None, :, None]  # see `attend`
 
   new_key, new_value = new_BTGH
-  seen_BTS, seen_BTU = _seen(jnp.asarray(position_B), T, S, window)
-  scores = (scored(products, key, seen_BTS), scored('BGTRH,BUGH->BGTRU', new_key, seen_BTU))
+  is_seen_BTS, is_seen_BTU = _seen_masks(jnp.asarray(position_B), T, S, window)
+  scores = (
+    score_keys(products, key, is_seen_BTS),
+    score_keys('BGTRH,BUGH->BGTRU', new_key, is_seen_BTU),
+  )
   largest = jnp.maximum(*(jnp.max(score, axis=-1, keepdims=True) for score in scores))
 
-  def mixed(products: str, score: jax.Array, value: jax.Array) -> tuple[jax.Array, jax.Array]:
+  def mix_values(products: str, score: jax.Array, value: jax.Array) -> tuple[jax.Array, jax.Array]:
     weight = jnp.exp(score - largest)
     total = jnp.sum(weight, axis=-1, keepdims=True)
     weight = weight.astype(query_BTNH.dtype)
     return jnp.einsum(products, weight, value, preferred_element_type=jnp.float32), total
 
-  old_BGTRH, old_total = mixed('BGTRS,BGSH->BGTRH', scores[0], value_BGSH)
-  new_BGTRH, new_total = mixed('BGTRU,BUGH->BGTRH', scores[1], new_value)
+  old_BGTRH, old_total = mix_values('BGTRS,BGSH->BGTRH', scores[0], value_BGSH)
+  new_BGTRH, new_total = mix_values('BGTRU,BUGH->BGTRH', scores[1], new_value)
   mixed_BGTRH = (old_BGTRH + new_BGTRH) / (old_total + new_total)
   return mixed_BGTRH.astype(query_BTNH.dtype).transpose(0, 2, 1, 3, 4).reshape(B, T, N, H)
 
 
-def _seen(position_B: jax.Array, T: int, S: int, window: int) -> tuple[jax.Array, jax.Array]:
+def _seen_masks(position_B: jax.Array, T: int, S: int, window: int) -> tuple[jax.Array, jax.Array]:
   """Mark what each new token attends to: cache slots [B, T, S] and new tokens [1, T, T]."""
   place_S, number_T = jnp.arange(S), jnp.arange(T)
   ahead_TT = number_T[:, None] - number_T
   if not window:
-    seen_BTS = jnp.broadcast_to(place_S < position_B[:, None, None], (len(position_B), T, S))
-    return seen_BTS, (ahead_TT >= 0)[None]
+    is_seen_BTS = jnp.broadcast_to(place_S < position_B[:, None, None], (len(position_B), T, S))
+    return is_seen_BTS, (ahead_TT >= 0)[None]
   last_B1 = position_B[:, None] - 1
-  held_BS = last_B1 - (last_B1 - place_S) % window  # the position of the token in each slot
-  seen_BS = (held_BS >= 0) & (place_S < window)
+  position_BS = last_B1 - (last_B1 - place_S) % window  # the position of the token in each slot
+  is_filled_BS = (position_BS >= 0) & (place_S < window)
   first_BT = position_B[:, None] + number_T - window + 1
-  seen_BTS = seen_BS[:, None] & (held_BS[:, None] >= first_BT[:, :, None])
-  return seen_BTS, ((ahead_TT >= 0) & (ahead_TT < window))[None]
+  is_seen_BTS = is_filled_BS[:, None] & (position_BS[:, None] >= first_BT[:, :, None])
+  return is_seen_BTS, ((ahead_TT >= 0) & (ahead_TT < window))[None]
 
 
 def scattered(x_MS: jax.Array, new_MT: jax.Array, position_M: jax.Array) -> jax.Array:
@@ -197,10 +200,10 @@ def scattered(x_MS: jax.Array, new_MT: jax.Array, position_M: jax.Array) -> jax.
 
 def _write_rows(x_BGSH: jax.Array, new_BGH: jax.Array, position_B: jax.Array) -> jax.Array:
   B, G, S, H = x_BGSH.shape
-  written = scattered(
+  x_MSH = scattered(
     x_BGSH.reshape(B * G, S, H), new_BGH.reshape(B * G, 1, H), jnp.repeat(position_B, G)
   )
-  return written.reshape(B, G, S, H)
+  return x_MSH.reshape(B, G, S, H)
 
 
 def _write_slices(x: jax.Array, new: jax.Array, position_B: Array, axis: int) -> jax.Array:

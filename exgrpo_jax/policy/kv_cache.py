@@ -67,7 +67,7 @@ def is_ragged(platform: str) -> bool:
 def empty(B: int, G: int, H: int, S: int, dtype: str) -> LayerCache:
   """Make an empty cache for a layer: S positions, possibly rounded up, for each of B rows."""
   layout = _LAYOUTS[backend_for(sharding.platform(), G, H, dtype)]
-  sizes = dict(B=B, G=G, C=2 * G, H=H, S=_rounded(layout, S))
+  sizes = dict(B=B, G=G, C=2 * G, H=H, S=_round_up(layout, S))
   if layout is Transposed:
     dtype = matmul.storage_dtype(dtype)
   layer = layout(
@@ -90,7 +90,7 @@ def length(layer: LayerCache) -> int:
 
 def resized(layer: _Layer, size: int) -> _Layer:
   """Truncate or zero-pad a layer's cache to `size` positions, rounded up."""
-  size = _rounded(type(layer), size)
+  size = _round_up(type(layer), size)
 
   def resize(x: jax.Array, axes: str) -> jax.Array:
     axis = axes.index('S')
@@ -99,7 +99,7 @@ def resized(layer: _Layer, size: int) -> _Layer:
     widths[axis] = 0, size - x.shape[axis]
     return jnp.pad(x, widths)
 
-  return _constrain(_by_name(resize, layer))
+  return _constrain(_map_arrays(resize, layer))
 
 
 def fitted(cache: Cache, sizes: Sequence[int], length_B: Array) -> Cache:
@@ -129,7 +129,7 @@ def ring(layer: _Layer, window: int, length_B: Array, start_B: Array | None = No
     )
     return jnp.take_along_axis(x, index, axis)
 
-  return _by_name(select, layer)
+  return _map_arrays(select, layer)
 
 
 def constrained(cache: Cache) -> Cache:
@@ -157,28 +157,33 @@ def replace_rows(cache: Cache, row_R: Array, replacement: Cache) -> Cache:
 
 
 def unpack_rows(
-  layer: LayerCache, packed: LayerCache, row_R: Array, start_R: Array, length_R: Array, size: int
+  layer: LayerCache,
+  packed_layer: LayerCache,
+  row_R: Array,
+  start_R: Array,
+  length_R: Array,
+  size: int,
 ) -> LayerCache:
   """Replace rows `row_R` of a layer's cache with consecutive rows from the packed sequences.
 
   Args:
     layer: the cache to write to; its contents beyond each row's length become meaningless.
-    packed: the layer's cache of P sequences of T tokens.
+    packed_layer: the layer's cache of P sequences of T tokens.
     row_R: int32, rows of the cache; out-of-range rows are not written.
     start_R: int32, index of each row's first token among the P * T tokens.
     length_R: int32, number of tokens in each row, at least 1.
     size: number of tokens that the layer keeps per row: T, or the layer's window.
   """
   chex.assert_rank([row_R, start_R, length_R], 1)
-  sequence_R, first_R = jnp.divmod(start_R, length(packed))
-  if size < length(packed):
-    (rows,) = select_rows((packed,), sequence_R)
+  sequence_R, first_R = jnp.divmod(start_R, length(packed_layer))
+  if size < length(packed_layer):
+    (rows,) = select_rows((packed_layer,), sequence_R)
     return replace_rows((layer,), row_R, (ring(rows, size, length_R, first_R),))[0]
-  copied = [
-    _copy_rows(x, new, _axes(name), row_R, sequence_R, first_R)
-    for name, x, new in zip(layer._fields, layer, packed, strict=True)
+  arrays = [
+    _copy_rows(x, sequences, _axes(name), row_R, sequence_R, first_R)
+    for name, x, sequences in zip(layer._fields, layer, packed_layer, strict=True)
   ]
-  return type(layer)(*copied)
+  return type(layer)(*arrays)
 
 
 def write_token(
@@ -216,7 +221,7 @@ def attend(
 
 def attend_new(
   query_BTNH: jax.Array,
-  new: NewTokens,
+  new_tokens: NewTokens,
   position_B: Array,
   layer: LayerCache,
   window: int = 0,
@@ -224,14 +229,16 @@ def attend_new(
 ) -> tuple[jax.Array, LayerCache | NewTokens]:
   """Attend from T > 1 new tokens per row to the cache and the new tokens: [B, T, N, H].
 
-  The cache contains each row's first `position_B` tokens. It usually stays unchanged and `new` is
-  returned, because rejected drafts would overwrite tokens that a window still needs. The TPU kernel
-  reads the new tokens from the cache, so with this kernel the updated cache is returned.
+  The cache contains each row's first `position_B` tokens. It usually stays unchanged and
+  `new_tokens` are returned, because rejected drafts would overwrite tokens that a window still
+  needs. The TPU kernel reads the new tokens from the cache, so with this kernel the updated cache
+  is returned.
   """
   if isinstance(layer, Ragged) and not window:
-    return ragged_cache.attend_several(query_BTNH, new, position_B, layer, cap)
-  in_plain_jax = ragged_cache.as_dense(layer) if isinstance(layer, Ragged) else layer
-  return dense_cache.attend_new(query_BTNH, new, position_B, in_plain_jax, window, cap), new
+    return ragged_cache.attend_several(query_BTNH, new_tokens, position_B, layer, cap)
+  plain_layer = ragged_cache.as_dense(layer) if isinstance(layer, Ragged) else layer
+  mixed_BTNH = dense_cache.attend_new(query_BTNH, new_tokens, position_B, plain_layer, window, cap)
+  return mixed_BTNH, new_tokens
 
 
 _LAYOUTS: dict[str, type[LayerCache]] = {
@@ -259,22 +266,22 @@ _ATTEND: dict[str, Callable[..., jax.Array]] = {
 
 
 def _copy_rows(
-  x: jax.Array, packed: jax.Array, axes: str, row_R: Array, sequence_R: Array, first_R: Array
+  x: jax.Array, sequences: jax.Array, axes: str, row_R: Array, sequence_R: Array, first_R: Array
 ) -> jax.Array:
   """Run `unpack_rows` on one array. Each device copies its own rows one by one, in place."""
-  named = [_LOGICAL_AXES.get(axis) for axis in axes]
+  logical_axes = [_LOGICAL_AXES.get(axis) for axis in axes]
   copy = sharding.per_shard(
     functools.partial(_copy_own_rows, axes.index('S')),
-    (named, [None, *named[1:]], ('batch',), (None,), (None,), (None,)),
-    named,
+    (logical_axes, [None, *logical_axes[1:]], ('batch',), (None,), (None,), (None,)),
+    logical_axes,
   )
-  return copy(x, packed, jnp.arange(len(x)), row_R, sequence_R, first_R)
+  return copy(x, sequences, jnp.arange(len(x)), row_R, sequence_R, first_R)
 
 
 def _copy_own_rows(
   axis: int,
   x: jax.Array,
-  packed: jax.Array,
+  sequences: jax.Array,
   number_B: jax.Array,
   row_R: jax.Array,
   sequence_R: jax.Array,
@@ -283,20 +290,20 @@ def _copy_own_rows(
   """Copy the rows of one device, which stores rows `number_B`; `axis` is the position axis."""
   place_R = row_R - number_B[0]
   is_own_R = (place_R >= 0) & (place_R < len(number_B))
-  own_first_R = jnp.argsort(~is_own_R)
+  order_R = jnp.argsort(~is_own_R)
 
   def copy(index: jax.Array, x: jax.Array) -> jax.Array:
-    row = own_first_R[index]
-    sequence = jax.lax.dynamic_index_in_dim(packed, sequence_R[row])
+    row = order_R[index]
+    sequence = jax.lax.dynamic_index_in_dim(sequences, sequence_R[row])
     # Sizes must be static, so T positions are copied for rows of any length.
-    padded = jnp.concatenate([sequence, sequence], axis)
-    copied = jax.lax.dynamic_slice_in_dim(padded, first_R[row], packed.shape[axis], axis)
-    return jax.lax.dynamic_update_slice_in_dim(x, copied, place_R[row], 0)
+    two_copies = jnp.concatenate([sequence, sequence], axis)
+    values = jax.lax.dynamic_slice_in_dim(two_copies, first_R[row], sequences.shape[axis], axis)
+    return jax.lax.dynamic_update_slice_in_dim(x, values, place_R[row], 0)
 
   return jax.lax.fori_loop(0, jnp.sum(is_own_R), copy, x)
 
 
-def _rounded(layout: type[LayerCache], S: int) -> int:
+def _round_up(layout: type[LayerCache], S: int) -> int:
   """Round S up to a length that the layout supports."""
   multiple = {Transposed: 1, Dense: dense_cache.MULTIPLE, Ragged: ragged_cache.PAGE}[layout]
   return multiple * math.ceil(S / multiple)
@@ -307,12 +314,12 @@ def _axes(name: str) -> str:
   return name.rpartition('_')[2]
 
 
-def _by_name(function: Callable[[jax.Array, str], jax.Array], layer: _Layer) -> _Layer:
+def _map_arrays(function: Callable[[jax.Array, str], jax.Array], layer: _Layer) -> _Layer:
   """Apply `function` to each of the layer's arrays and its dimension letters."""
   return type(layer)(*(function(x, _axes(name)) for name, x in layer._asdict().items()))
 
 
 def _constrain(layer: _Layer) -> _Layer:
-  return _by_name(
+  return _map_arrays(
     lambda x, axes: sharding.constrain(x, [_LOGICAL_AXES.get(axis) for axis in axes]), layer
   )

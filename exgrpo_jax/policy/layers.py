@@ -88,24 +88,24 @@ class Attention(nnx.Module):
     if config.query_scale not in (0, H):  # the backends divide by sqrt(H)
       query_BTNH *= math.sqrt(H / config.query_scale)
     if cache is None:
-      stored = kv_cache.from_sequence(key_BTGH, value_BTGH)
+      new_cache = kv_cache.from_sequence(key_BTGH, value_BTGH)
       mixed_BTNH = self._attend(query_BTNH, key_BTGH, value_BTGH, is_local, segments)
     else:
       assert position_BT is not None, 'decoding with a cache needs positions'
       assert isinstance(is_local, bool), is_local
-      mixed_BTNH, stored = self._decode(
+      mixed_BTNH, new_cache = self._decode(
         query_BTNH, NewTokens(key_BTGH, value_BTGH), position_BT[:, 0], cache, is_local
       )
     mixed_BTM = mixed_BTNH.reshape(*x_BTD.shape[:2], -1)
     out_BTD = product(mixed_BTM, self.out_NHD.get_value(), num_inputs=2)
     if config.output_bias:
       out_BTD += self.out_bias_D[...].astype(x_BTD.dtype)
-    return out_BTD, stored
+    return out_BTD, new_cache
 
   def _decode(
     self,
     query_BTNH: jax.Array,
-    new: NewTokens,
+    new_tokens: NewTokens,
     position_B: Array,
     cache: LayerCache,
     is_local: bool,
@@ -114,13 +114,15 @@ class Attention(nnx.Module):
     cap, window = self.config.attention_cap, self.config.window
     if query_BTNH.shape[1] > 1:
       window = window if is_local else 0
-      return kv_cache.attend_new(query_BTNH, new, position_B, cache, window, cap)
+      return kv_cache.attend_new(query_BTNH, new_tokens, position_B, cache, window, cap)
     place_B = position_B
     if is_local:
       # The cache is a ring buffer: each new token overwrites the token that leaves the window.
       # Attention reads slots in any order, because keys are already rotated by their positions.
       place_B, position_B = position_B % window, jnp.minimum(position_B, window - 1)
-    cache = kv_cache.write_token(cache, new.key_BTGH[:, 0], new.value_BTGH[:, 0], place_B)
+    cache = kv_cache.write_token(
+      cache, new_tokens.key_BTGH[:, 0], new_tokens.value_BTGH[:, 0], place_B
+    )
     return kv_cache.attend(query_BTNH[:, 0], position_B, cache, cap)[:, None], cache
 
   def _attend(
@@ -134,18 +136,18 @@ class Attention(nnx.Module):
     """Attend over whole sequences."""
     H, cap, dtype = self.config.head_size, self.config.attention_cap, str(query_BTNH.dtype)
     backend = attention.backend_for(sharding.platform(), dtype, H, cap)
-    seen = (segments.segment_BT, segments.prefix_BT, segments.position_BT) if segments else ()
+    limits = (segments.segment_BT, segments.prefix_BT, segments.position_BT) if segments else ()
 
     def attend(window: int, query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
-      return attention.causal(query, key, value, backend, *seen, window=window, cap=cap)
+      return attention.causal(query, key, value, backend, *limits, window=window, cap=cap)
 
     heads, window = (query_BTNH, key_BTGH, value_BTGH), self.config.window
     if window >= query_BTNH.shape[1]:  # every row fits in the window
       is_local = False
     if isinstance(is_local, bool):
       return attend(window if is_local else 0, *heads)
-    within, whole = (functools.partial(attend, size) for size in (window, 0))
-    return jax.lax.cond(is_local, within, whole, *heads)
+    attend_window, attend_all = (functools.partial(attend, size) for size in (window, 0))
+    return jax.lax.cond(is_local, attend_window, attend_all, *heads)
 
   def _project(self, x_BTD: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Compute queries, keys and values before rotation."""
@@ -195,13 +197,13 @@ class Block(nnx.Module):
     cache: LayerCache | None,
     position_BT: Array | None = None,
     segments: Segments | None = None,
-    chosen_BTC: Array | None = None,
+    routes_BTC: Array | None = None,
   ) -> tuple[jax.Array, LayerCache | NewTokens, Routing | None]:
     """Return the residual stream after the layer, the layer's cache, and any expert routing.
 
     See `Attention` and `Experts` for the arguments.
     """
-    mixed_BTD, stored = self.attention(
+    mixed_BTD, new_cache = self.attention(
       self.attention_norm(x_BTD) if self.before else x_BTD,
       rotation,
       is_local,
@@ -212,11 +214,11 @@ class Block(nnx.Module):
     x_BTD += self.attention_post_norm(mixed_BTD) if self.after else mixed_BTD
     normed_BTD, routing = self.mlp_norm(x_BTD) if self.before else x_BTD, None
     if isinstance(self.mlp, Experts):
-      mixed_BTD, routing = self.mlp(normed_BTD, chosen_BTC)
+      mixed_BTD, routing = self.mlp(normed_BTD, routes_BTC)
     else:
       mixed_BTD = self.mlp(normed_BTD)
     x_BTD += self.mlp_post_norm(mixed_BTD) if self.after else mixed_BTD
-    return sharding.constrain(x_BTD, ('batch', None, None)), stored, routing
+    return sharding.constrain(x_BTD, ('batch', None, None)), new_cache, routing
 
 
 class EmbeddingAndHead(nnx.Module):

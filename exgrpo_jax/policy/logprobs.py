@@ -185,7 +185,7 @@ def _logprobs_with_gradients(
     d_logits_BSV = (
       jnp.where(is_target_BSV, d_logp_BS[..., None], 0.0) - jnp.exp(logp_BSV) * slope_BSV
     ) / temperature
-    d_logits_BSV = _before_cap(d_logits_BSV, logits_BSV, temperature, cap)
+    d_logits_BSV = _gradient_before_cap(d_logits_BSV, logits_BSV, temperature, cap)
     # In the model's dtype, like all other gradients, because float32 products are far slower.
     d_logits_BSV = _constrain_logits(d_logits_BSV.astype(hidden_BSD.dtype))
     d_hidden_BSD = jnp.einsum(
@@ -206,12 +206,12 @@ def _logprobs_with_gradients(
   zeros_GDV = sharding.constrain(
     jnp.zeros((num_shards, *unembedding_DV.shape), jnp.float32), ('batch', None, 'vocab')
   )
-  d_unembedding_GDV, stacked = jax.lax.scan(
+  d_unembedding_GDV, chunk_results = jax.lax.scan(
     add_chunk,
     zeros_GDV,
     jax.tree.map(lambda x: _split_chunks(x, num_chunks, size), (hidden_BWD, target_BW, operands)),
   )
-  logp_BW, entropy_BW, d_hidden_BWD = (_join_chunks(x, window) for x in stacked)
+  logp_BW, entropy_BW, d_hidden_BWD = (_join_chunks(x, window) for x in chunk_results)
   d_unembedding_DV = sharding.constrain(d_unembedding_GDV.sum(axis=0), ('embed', 'vocab'))
   return logp_BW, entropy_BW, (d_hidden_BWD, d_unembedding_DV)
 
@@ -221,7 +221,7 @@ def capped(logits: jax.Array, cap: float) -> jax.Array:
   return cap * jnp.tanh(logits / cap) if cap else logits
 
 
-def _before_cap(
+def _gradient_before_cap(
   d_logits: jax.Array, logits: jax.Array, temperature: float, cap: float
 ) -> jax.Array:
   """Return the gradient with respect to the input of `capped`; tanh' is 1 - tanh^2."""
@@ -275,7 +275,7 @@ def _split_chunks(x: Array, num_chunks: int, size: int) -> jax.Array:
   return padded.reshape(num_rows, num_chunks, size, *x.shape[2:]).swapaxes(0, 1)
 
 
-def _join_chunks(stacked: jax.Array, window: int) -> jax.Array:
+def _join_chunks(chunks: jax.Array, window: int) -> jax.Array:
   """Join [chunks, B, S, …] into [B, W, …]."""
-  x = stacked.swapaxes(0, 1)
+  x = chunks.swapaxes(0, 1)
   return x.reshape(x.shape[0], -1, *x.shape[3:])[:, :window]

@@ -121,17 +121,17 @@ def _shapes(
   """Return the stacked shapes of A and B; raise InputError if the rank is too large."""
   stack, *sizes = kernel.shape
   assert isinstance(kernel.sharding, NamedSharding), kernel.sharding
-  mesh, (of_stack, *axes) = kernel.sharding.mesh, kernel.sharding.spec
+  mesh, (stack_axis, *axes) = kernel.sharding.mesh, kernel.sharding.spec
   count = TARGETS[name].num_inputs
-  narrow = min(math.prod(sizes[:count]), math.prod(sizes[count:]))
-  if config.rank > narrow:
+  max_rank = min(math.prod(sizes[:count]), math.prod(sizes[count:]))
+  if config.rank > max_rank:
     raise InputError(
-      f'config.lora.rank={config.rank}: the rank must be at most {narrow}, the smaller dimension '
+      f'config.lora.rank={config.rank}: the rank must be at most {max_rank}, the smaller dimension '
       f"of {name}. Lower config.lora.rank, or leave '{name}' out of config.lora.targets."
     )
 
   def shape(sizes: list[int], axes: list[Any]) -> jax.ShapeDtypeStruct:
-    layout = NamedSharding(mesh, PartitionSpec(of_stack, *axes))
+    layout = NamedSharding(mesh, PartitionSpec(stack_axis, *axes))
     return jax.ShapeDtypeStruct((stack, *sizes), jnp.float32, sharding=layout)
 
   return (
@@ -149,9 +149,9 @@ def init(shapes: Params, key: jax.Array) -> Params:
   def random_adapters(key: jax.Array) -> Params:
     layers: Params = {}
     for index, target in enumerate(TARGETS.values()):
-      of_module = shapes['layers'].get(target.module, {})
-      if target.name in of_module:
-        a, b = of_module[target.name]['a'], of_module[target.name]['b']
+      module_shapes = shapes['layers'].get(target.module, {})
+      if target.name in module_shapes:
+        a, b = module_shapes[target.name]['a'], module_shapes[target.name]['b']
         limit = 1 / math.sqrt(math.prod(a.shape[1:-1]))
         layers.setdefault(target.module, {})[target.name] = {
           'a': jax.random.uniform(
@@ -165,20 +165,20 @@ def init(shapes: Params, key: jax.Array) -> Params:
   return jax.jit(random_adapters, out_shardings=layout)(key)
 
 
-def joined(config: LoraConfig, base: Params | None, trained: Params) -> Params:
-  """Return the policy: the base joined with its adapters or, without LoRA, `trained` itself.
+def joined(config: LoraConfig, base: Params | None, trained_params: Params) -> Params:
+  """Return the policy: the base joined with its adapters or, without LoRA, `trained_params` itself.
 
   Does not copy anything. Works on arrays, tracers and shapes.
   """
   if not config.rank:
-    return trained
+    return trained_params
   assert base is not None, 'adapters need their base'
   layers = dict(base['layers'])
   for name in config.targets:
     module, matrix, _ = TARGETS[name]
-    adapter = trained['layers'][module][matrix]
-    adapted = Adapted(layers[module][matrix], adapter['a'], adapter['b'], config.scale)
-    layers[module] = layers[module] | {matrix: adapted}
+    adapter = trained_params['layers'][module][matrix]
+    weight = Adapted(layers[module][matrix], adapter['a'], adapter['b'], config.scale)
+    layers[module] = layers[module] | {matrix: weight}
   return base | {'layers': layers}
 
 

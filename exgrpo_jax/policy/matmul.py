@@ -60,9 +60,9 @@ def transposed(x: jax.Array) -> jax.Array:
   """Swap the last two dimensions so that XLA does not fold the swap into a following product."""
   *batch, rows, columns = x.shape
   part = math.gcd(columns, 64)
-  *kept, m, i, p = range(x.ndim + 1)
-  split = x.reshape(*batch, rows, columns // part, part)
-  return split.transpose(*kept, i, p, m).reshape(*batch, columns, rows)
+  *batch_dims, m, i, p = range(x.ndim + 1)
+  blocks = x.reshape(*batch, rows, columns // part, part)
+  return blocks.transpose(*batch_dims, i, p, m).reshape(*batch, columns, rows)
 
 
 def product(x: jax.Array, y: jax.Array) -> jax.Array:

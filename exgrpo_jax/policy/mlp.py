@@ -74,7 +74,7 @@ class MLP(nnx.Module):
 class Routing(NamedTuple):
   """The router's output for each token in a layer."""
 
-  chosen_BTC: jax.Array  # int32, chosen experts, most probable first unless replayed
+  routes_BTC: jax.Array  # int32, chosen experts, most probable first unless replayed
   probability_BTE: jax.Array  # float32
 
 
@@ -91,13 +91,13 @@ class Experts(nnx.Module):
     self.config = config
 
   def __call__(
-    self, x_BTD: jax.Array, chosen_BTC: Array | None = None
+    self, x_BTD: jax.Array, routes_BTC: Array | None = None
   ) -> tuple[jax.Array, Routing]:
     """Return the weighted sum of each token's expert outputs, in x's dtype, and the routing.
 
     Args:
       x_BTD: normalized activations.
-      chosen_BTC: int, experts that override the router's choice, for example those the sampler
+      routes_BTC: int, experts that override the router's choice, for example those the sampler
         used (router replay, arXiv:2510.11370). The router still computes the experts' weights,
         and still chooses the experts for tokens whose first entry is at least E. If None, the
         router chooses for all tokens.
@@ -105,63 +105,63 @@ class Experts(nnx.Module):
     config, dtype = self.config, x_BTD.dtype
     logits_BTE = project(x_BTD, self.router_DE[...].astype(dtype))
     probability_BTE = jax.nn.softmax(logits_BTE.astype(jnp.float32))
-    _, own_BTC = jax.lax.top_k(probability_BTE, config.experts_per_token)
-    if chosen_BTC is None:
-      chosen_BTC = own_BTC
+    _, top_BTC = jax.lax.top_k(probability_BTE, config.experts_per_token)
+    if routes_BTC is None:
+      routes_BTC = top_BTC
     else:
-      chosen_BTC = jnp.asarray(chosen_BTC).astype(jnp.int32)
-      chosen_BTC = jnp.where(chosen_BTC[..., :1] < config.num_experts, chosen_BTC, own_BTC)
-    weight_BTC = jnp.take_along_axis(probability_BTE, chosen_BTC, axis=-1)
+      routes_BTC = jnp.asarray(routes_BTC).astype(jnp.int32)
+      routes_BTC = jnp.where(routes_BTC[..., :1] < config.num_experts, routes_BTC, top_BTC)
+    weight_BTC = jnp.take_along_axis(probability_BTE, routes_BTC, axis=-1)
     if config.normalised_experts:
       weight_BTC /= weight_BTC.sum(axis=-1, keepdims=True)
     kernels = self.gate_EDF, self.up_EDF, self.down_EFD
     mixed_BTD = sharding.over_experts(
-      functools.partial(_mixed, config.activation, config.num_experts),
-      (x_BTD, chosen_BTC, weight_BTC.astype(dtype)),
+      functools.partial(_mix_experts, config.activation, config.num_experts),
+      (x_BTD, routes_BTC, weight_BTC.astype(dtype)),
       tuple(kernel[...].astype(dtype) for kernel in kernels),
     )
-    return mixed_BTD, Routing(chosen_BTC, probability_BTE)
+    return mixed_BTD, Routing(routes_BTC, probability_BTE)
 
 
-def _mixed(
+def _mix_experts(
   activation: str,
   num_experts: int,
   rows: tuple[jax.Array, jax.Array, jax.Array],
   kernels: tuple[jax.Array, jax.Array, jax.Array],
-  first: jax.Array | int,
+  first_expert: jax.Array | int,
 ) -> jax.Array:
-  """Compute one device's part of `sharding.over_experts`; its experts start at `first`."""
-  x_BTD, chosen_BTC, weight_BTC = rows
+  """Compute one device's part of `sharding.over_experts`; its experts start at `first_expert`."""
+  x_BTD, routes_BTC, weight_BTC = rows
   gate_EDF, up_EDF, down_EFD = kernels
-  x_MD, C, E = x_BTD.reshape(-1, x_BTD.shape[-1]), chosen_BTC.shape[-1], len(gate_EDF)
-  expert_P = chosen_BTC.reshape(-1) - first
+  x_MD, C, E = x_BTD.reshape(-1, x_BTD.shape[-1]), routes_BTC.shape[-1], len(gate_EDF)
+  expert_P = routes_BTC.reshape(-1) - first_expert
   # Pairs with other devices' experts come last and are not computed.
   expert_P = jnp.where((expert_P >= 0) & (expert_P < E), expert_P, E)
   order_P = jnp.argsort(expert_P, stable=True)
   place_P = jnp.argsort(order_P)
   size_E = jnp.bincount(expert_P, length=E + 1)[:E].astype(jnp.int32)
 
-  def only_own(x_PN: jax.Array) -> jax.Array:
+  def zero_others(x_PN: jax.Array) -> jax.Array:
     """Zero the pairs with other devices' experts, because their products are undefined."""
     if num_experts == E:
       return x_PN
     return jnp.where(jnp.arange(len(x_PN))[:, None] < size_E.sum(), x_PN, 0)
 
-  x_PD = only_own(_permuted(jnp.repeat(x_MD, C, axis=0), order_P, place_P))
+  x_PD = zero_others(_permute(jnp.repeat(x_MD, C, axis=0), order_P, place_P))
   gate_PF, up_PF = (jax.lax.ragged_dot(x_PD, kernel, size_E) for kernel in (gate_EDF, up_EDF))
   hidden_PF = _gate(activation, gate_PF, up_PF)
-  out_PD = only_own(jax.lax.ragged_dot(hidden_PF, down_EFD, size_E))
-  out_MCD = _permuted(out_PD, place_P, order_P).reshape(-1, C, x_MD.shape[1])
+  out_PD = zero_others(jax.lax.ragged_dot(hidden_PF, down_EFD, size_E))
+  out_MCD = _permute(out_PD, place_P, order_P).reshape(-1, C, x_MD.shape[1])
   return jnp.einsum('MCD,MC->MD', out_MCD, weight_BTC.reshape(-1, C)).reshape(x_BTD.shape)
 
 
 @jax.custom_vjp
-def _permuted(x_PD: jax.Array, order_P: jax.Array, _inverse_P: jax.Array) -> jax.Array:
+def _permute(x_PD: jax.Array, order_P: jax.Array, _inverse_P: jax.Array) -> jax.Array:
   """Return x[order]; the gradient is a gather by the inverse order, not autodiff's scatter."""
   return x_PD[order_P]
 
 
-_permuted.defvjp(
+_permute.defvjp(
   lambda x_PD, order_P, inverse_P: (x_PD[order_P], inverse_P),
   lambda inverse_P, d_out_PD: (d_out_PD[inverse_P], None, None),
 )
@@ -207,14 +207,14 @@ class Balance(NamedTuple):
 def balance_of_layer(config: ShapeConfig, routing: Routing, counted: Counted) -> Balance:
   """Compute a layer's load balance; gradients flow only through the probabilities."""
   counts_BT = counted.weight_BT > 0
-  chosen_BTE = jax.nn.one_hot(routing.chosen_BTC, config.num_experts).sum(axis=-2)
-  chosen_BTE *= counts_BT[..., None]
-  of_row_BTE = jax.vmap(
+  choices_BTE = jax.nn.one_hot(routing.routes_BTC, config.num_experts).sum(axis=-2)
+  choices_BTE *= counts_BT[..., None]
+  row_choices_BTE = jax.vmap(
     lambda x_TE, row_T: jax.ops.segment_sum(x_TE, row_T, len(row_T) + 1)[row_T]
-  )(chosen_BTE, counted.row_BT)
-  share_BTE = of_row_BTE / jnp.maximum(of_row_BTE.sum(axis=-1, keepdims=True), 1)
+  )(choices_BTE, counted.row_BT)
+  share_BTE = row_choices_BTE / jnp.maximum(row_choices_BTE.sum(axis=-1, keepdims=True), 1)
   loss_BT = config.num_experts * jnp.sum(share_BTE * routing.probability_BTE, axis=-1)
-  return Balance(jnp.sum(counted.weight_BT * loss_BT), chosen_BTE.sum(axis=(0, 1)))
+  return Balance(jnp.sum(counted.weight_BT * loss_BT), choices_BTE.sum(axis=(0, 1)))
 
 
 def counted_balance(position_BW: Array, weight_BW: Array, row_BT: Array) -> Counted:
@@ -231,6 +231,6 @@ def balance_sums(load: Balance | None) -> dict[str, jax.Array]:
 
 def zero_balance_sums(config: ShapeConfig) -> dict[str, jax.Array]:
   """Return the initial `balance_sums`, before any tokens are added."""
-  layers = jnp.zeros(config.num_layers, jnp.float32)
-  of_experts = jnp.zeros((config.num_layers, config.num_experts), jnp.float32)
-  return balance_sums(Balance(layers, of_experts)) if config.num_experts else {}
+  loss_L = jnp.zeros(config.num_layers, jnp.float32)
+  count_LE = jnp.zeros((config.num_layers, config.num_experts), jnp.float32)
+  return balance_sums(Balance(loss_L, count_LE)) if config.num_experts else {}

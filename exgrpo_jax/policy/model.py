@@ -138,8 +138,8 @@ def shapes(config: ShapeConfig, mesh: Mesh, *, frozen: bool = False) -> Params:
   _, outer = abstract_module(EmbeddingAndHead, config)
   _, block = abstract_module(Block, config)
   shape = functools.partial(parameter_shape, mesh, dtype=config.dtype if frozen else None)
-  stacked = functools.partial(shape, num_layers=config.num_layers)
-  return nnx.to_pure_dict(outer, shape) | {'layers': nnx.to_pure_dict(block, stacked)}
+  stack_shape = functools.partial(shape, num_layers=config.num_layers)
+  return nnx.to_pure_dict(outer, shape) | {'layers': nnx.to_pure_dict(block, stack_shape)}
 
 
 def is_tiny(config: ShapeConfig, mesh: Mesh) -> bool:
@@ -184,7 +184,8 @@ def decode_conversion(config: ShapeConfig, meshes: sharding.Meshes) -> Callable[
   conversions = _conversions(config, meshes)
 
   def convert(params: Params) -> Params:
-    return _by_layer(config, jax.tree.map(lambda of, weight: of(weight), conversions, params))
+    decode_params = jax.tree.map(lambda convert, weight: convert(weight), conversions, params)
+    return _split_layers(config, decode_params)
 
   targets = sharding.layout_of(decode_shapes(config, meshes.decoding))
   return jax.jit(convert, out_shardings=targets)
@@ -198,14 +199,14 @@ def into_decode_layout(config: ShapeConfig, params: Params, meshes: sharding.Mes
   afterwards raises JAX's error for deleted arrays.
   """
 
-  def convert(of: Callable[[lora.Weight], Any], weight: lora.Weight) -> Any:
-    converted = jax.block_until_ready(jax.jit(of)(weight))
+  def convert(conversion: Callable[[lora.Weight], Any], weight: lora.Weight) -> Any:
+    decode_weight = jax.block_until_ready(jax.jit(conversion)(weight))
     jax.tree.map(lambda leaf: leaf.delete(), weight)
-    return converted
+    return decode_weight
 
-  converted = jax.tree.map(convert, _conversions(config, meshes), params)
+  decode_params = jax.tree.map(convert, _conversions(config, meshes), params)
   targets = sharding.layout_of(decode_shapes(config, meshes.decoding))
-  return sharding.restore_layout(_by_layer(config, converted), targets)
+  return sharding.restore_layout(_split_layers(config, decode_params), targets)
 
 
 def _conversions(config: ShapeConfig, meshes: sharding.Meshes) -> Params:
@@ -215,7 +216,7 @@ def _conversions(config: ShapeConfig, meshes: sharding.Meshes) -> Params:
     def convert(weight: lora.Weight) -> jax.Array | OutputMajor:
       leaf = lora.merged(weight)
       cast = leaf.astype(config.dtype) if leaf.ndim > 1 else leaf
-      return _stored(config, meshes.decoding, path, sharding.gathered(cast, axes, meshes))
+      return _decode_form(config, meshes.decoding, path, sharding.gathered(cast, axes, meshes))
 
     def convert_stack(stack: lora.Weight) -> tuple[jax.Array | OutputMajor, ...]:
       return tuple(
@@ -235,13 +236,13 @@ def _conversions(config: ShapeConfig, meshes: sharding.Meshes) -> Params:
   return jax.tree_util.tree_map_with_path(conversion, outer | {'layers': block}, is_leaf=_is_tuple)
 
 
-def _by_layer(config: ShapeConfig, converted: Params) -> Params:
+def _split_layers(config: ShapeConfig, params: Params) -> Params:
   """Turn 'layers' from a tree of L-tuples into a tuple of L trees."""
   layers = tuple(
-    jax.tree.map(operator.itemgetter(layer), converted['layers'], is_leaf=_is_tuple)
+    jax.tree.map(operator.itemgetter(layer), params['layers'], is_leaf=_is_tuple)
     for layer in range(config.num_layers)
   )
-  return converted | {'layers': layers}
+  return params | {'layers': layers}
 
 
 def _is_tuple(node: Any) -> bool:
@@ -255,11 +256,12 @@ def decode_shapes(config: ShapeConfig, mesh: Mesh) -> Params:
   shape = functools.partial(parameter_shape, mesh, dtype=config.dtype)
   layers = (nnx.to_pure_dict(block, shape),) * config.num_layers
   return jax.tree_util.tree_map_with_path(
-    functools.partial(_stored, config, mesh), nnx.to_pure_dict(outer, shape) | {'layers': layers}
+    functools.partial(_decode_form, config, mesh),
+    nnx.to_pure_dict(outer, shape) | {'layers': layers},
   )
 
 
-def _stored(config: ShapeConfig, mesh: Mesh, path: tuple[Any, ...], kernel: Any) -> Any:
+def _decode_form(config: ShapeConfig, mesh: Mesh, path: tuple[Any, ...], kernel: Any) -> Any:
   """Convert a parameter, or its shape, to the form that the mesh's platform uses for decoding."""
   num_inputs = _NUM_INPUTS.get(path[-1].key)
   if num_inputs and matmul.is_output_major(mesh.devices.flat[0].platform, config.dtype):
@@ -298,26 +300,26 @@ def hidden_states_and_balance(
   the model has no experts or `counted` is None.
   """
   chex.assert_rank(tokens_BT, 2)
-  of_kind = rotations_of_kinds(
+  rotation_by_kind = rotations_of_kinds(
     config, segments.position_BT if segments else default_positions(tokens_BT)
   )
-  kinds, rotations = list(of_kind), list(of_kind.values())
-  number_L, stacked = None, None
+  kinds, rotations = list(rotation_by_kind), list(rotation_by_kind.values())
+  number_L, rotation_stack = None, None
   if len(kinds) > 1:  # one program for all layers; each layer selects its kind's tables
     number_L = jnp.array([kinds.index(kind) for kind in config.kinds])
-    stacked = jax.tree.map(lambda *tables: jnp.stack(tables), *rotations)
+    rotation_stack = jax.tree.map(lambda *tables: jnp.stack(tables), *rotations)
 
   def apply_layer(
-    x_BTD: jax.Array, scanned: tuple[Params, Array | None, Array | None]
+    x_BTD: jax.Array, inputs: tuple[Params, Array | None, Array | None]
   ) -> tuple[jax.Array, mlp.Balance | None]:
-    layer, number, chosen_BTC = scanned
+    layer, number, routes_BTC = inputs
     rotation, is_local = rotations[0], kinds[0].is_local
     if number is not None:
-      rotation = jax.tree.map(lambda table: table[number], stacked)
+      rotation = jax.tree.map(lambda table: table[number], rotation_stack)
       if len({kind.is_local for kind in kinds}) > 1:
         is_local = jnp.array([kind.is_local for kind in kinds])[number]
     x_BTD, _, routing = block_module(config, layer)(
-      x_BTD, rotation, is_local, None, segments=segments, chosen_BTC=chosen_BTC
+      x_BTD, rotation, is_local, None, segments=segments, routes_BTC=routes_BTC
     )
     return x_BTD, mlp.balance_of_layer(config, routing, counted) if routing and counted else None
 
@@ -329,8 +331,8 @@ def hidden_states_and_balance(
   x_BTD = sharding.constrain(_embed(config, params, tokens_BT), ('outer_batch', None, 'embed'))
   x_BTD = sharding.constrain(x_BTD, ('batch', None, None))
   routes_LBTC = None if routes_BTLC is None else jnp.moveaxis(routes_BTLC, 2, 0)
-  x_BTD, found = jax.lax.scan(apply_layer, x_BTD, (params['layers'], number_L, routes_LBTC))
-  return outer_module(config, params).final_norm(x_BTD), found
+  x_BTD, balance = jax.lax.scan(apply_layer, x_BTD, (params['layers'], number_L, routes_LBTC))
+  return outer_module(config, params).final_norm(x_BTD), balance
 
 
 def copied(params: Params) -> Params:
@@ -363,9 +365,11 @@ def init_cache(config: ShapeConfig, num_rows: int, length: int) -> Cache:
 
 def cache_length(config: ShapeConfig, cache: Cache) -> int:
   """Return a cache's number of positions; UNLIMITED if every layer stores its whole window."""
-  full = [kv_cache.length(layer) for layer, kind in zip(cache, config.kinds) if not kind.is_local]
-  longest = max(full or map(kv_cache.length, cache))
-  return longest if full or longest < config.window else UNLIMITED
+  full_lengths = [
+    kv_cache.length(layer) for layer, kind in zip(cache, config.kinds) if not kind.is_local
+  ]
+  longest = max(full_lengths or map(kv_cache.length, cache))
+  return longest if full_lengths or longest < config.window else UNLIMITED
 
 
 def prefill(
@@ -386,9 +390,9 @@ def prefill(
     (hidden states [B, T, D], cache, chosen experts [B, T, L, C] or None).
   """
   chex.assert_rank(tokens_BT, 2)
-  positions, nothing = default_positions(tokens_BT), (None,) * config.num_layers
+  positions, no_caches = default_positions(tokens_BT), (None,) * config.num_layers
   hidden_BTD, cache, routes_BTLC = apply_layers(
-    config, params, tokens_BT, positions, nothing, routes_BTLC=routes_BTLC
+    config, params, tokens_BT, positions, no_caches, routes_BTLC=routes_BTLC
   )
   cache = kv_cache.fitted(cache, config.layer_lengths(cache_length), length_B)
   return hidden_BTD, cache, routes_BTLC
@@ -431,7 +435,7 @@ def decode_new(
 def keep(
   config: ShapeConfig,
   cache: Cache,
-  new: tuple[LayerCache | NewTokens, ...],
+  new_layers: tuple[LayerCache | NewTokens, ...],
   position_B: jax.Array,
   count_B: jax.Array,
 ) -> Cache:
@@ -444,23 +448,23 @@ def keep(
     number_B = jnp.minimum(number, count_B - 1)  # rows with fewer tokens rewrite their last
     place_B = position_B + number_B
 
-    def chosen(x_BTGH: jax.Array) -> jax.Array:
+    def select_token(x_BTGH: jax.Array) -> jax.Array:
       return jnp.take_along_axis(x_BTGH, number_B[:, None, None, None], axis=1)[:, 0]
 
     return tuple(
       kv_cache.write_token(
         layer,
-        chosen(tokens.key_BTGH),
-        chosen(tokens.value_BTGH),
+        select_token(tokens.key_BTGH),
+        select_token(tokens.value_BTGH),
         place_B % config.window if kind.is_local else place_B,
       )
       if isinstance(tokens, NewTokens)
       else layer
-      for layer, tokens, kind in zip(cache, new, config.kinds, strict=True)
+      for layer, tokens, kind in zip(cache, new_layers, config.kinds, strict=True)
     )
 
-  pairs = zip(cache, new, strict=True)
-  cache = tuple(layer if isinstance(one, NewTokens) else one for layer, one in pairs)
+  pairs = zip(cache, new_layers, strict=True)
+  cache = tuple(layer if isinstance(tokens, NewTokens) else tokens for layer, tokens in pairs)
   return jax.lax.fori_loop(0, jnp.max(count_B), write, cache)
 
 
@@ -480,19 +484,19 @@ def apply_layers(
   """
   x_BTD = sharding.constrain(_embed(config, params, tokens_BT), ('batch', None, None))
   rotations = rotations_of_kinds(config, position_BT)
-  new_cache, chosen = [], []
+  new_cache, routes = [], []
   layers = zip(params['layers'], cache, config.kinds, strict=True)
   for number, (layer, layer_cache, kind) in enumerate(layers):
-    chosen_BTC = None if routes_BTLC is None else routes_BTLC[:, :, number]
+    routes_BTC = None if routes_BTLC is None else routes_BTLC[:, :, number]
     x_BTD, new_layer_cache, routing = block_module(config, layer)(
-      x_BTD, rotations[kind], kind.is_local, layer_cache, position_BT, segments, chosen_BTC
+      x_BTD, rotations[kind], kind.is_local, layer_cache, position_BT, segments, routes_BTC
     )
     if store and not isinstance(new_layer_cache, NewTokens):
       x_BTD, new_layer_cache = store(number, x_BTD, new_layer_cache)
     new_cache.append(new_layer_cache)
-    chosen += [routing.chosen_BTC] if routing else []
+    routes += [routing.routes_BTC] if routing else []
   hidden_BTD = outer_module(config, params).final_norm(x_BTD)
-  return hidden_BTD, tuple(new_cache), jnp.stack(chosen, axis=2) if chosen else None
+  return hidden_BTD, tuple(new_cache), jnp.stack(routes, axis=2) if routes else None
 
 
 def _embed(config: ShapeConfig, params: Params, tokens_BT: Array) -> jax.Array:

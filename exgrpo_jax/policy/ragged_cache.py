@@ -43,10 +43,10 @@ def takes(G: int, H: int, dtype: str) -> bool:
   that fill whole tiles. The mesh must keep each key on the same device as its value.
   """
   num_shards = sharding.num_shards('kv_heads', G)
-  together = num_shards == sharding.num_shards('kv_heads', 2 * G)
+  keeps_pairs = num_shards == sharding.num_shards('kv_heads', 2 * G)
   heads = G // num_shards
   fill_tiles = heads in (1, 2, 4) or heads % 8 == 0
-  return dtype == 'bfloat16' and H == _HEAD_SIZE and together and fill_tiles
+  return dtype == 'bfloat16' and H == _HEAD_SIZE and keeps_pairs and fill_tiles
 
 
 def from_sequence(key_BTGH: jax.Array, value_BTGH: jax.Array) -> Ragged:
@@ -67,9 +67,9 @@ def write(layer: Ragged, key_BGH: jax.Array, value_BGH: jax.Array, position_B: A
 
 
 def _write(layer: Ragged, key_BTGH: jax.Array, value_BTGH: jax.Array, position_B: Array) -> Ragged:
-  new = from_sequence(key_BTGH, value_BTGH)
+  new_layer = from_sequence(key_BTGH, value_BTGH)
   write_rows = sharding.per_shard(scattered, (_AXES, _AXES, ('batch',)), _AXES)
-  return Ragged(write_rows(layer.pair_BSCH, new.pair_BSCH, jnp.asarray(position_B)))
+  return Ragged(write_rows(layer.pair_BSCH, new_layer.pair_BSCH, jnp.asarray(position_B)))
 
 
 def attend(query_BNH: jax.Array, position_B: Array, layer: Ragged, cap: float = 0.0) -> jax.Array:

@@ -87,23 +87,23 @@ def frequencies(config: RopeConfig, head_size: int) -> np.ndarray:
   llama3 follows Llama 3.1 (arXiv:2407.21783 and its published code); yarn follows arXiv:2309.00071.
   """
   pair_P = np.arange(head_size // 2)
-  plain_P = config.theta ** (-2 * pair_P / head_size)
+  frequency_P = config.theta ** (-2 * pair_P / head_size)
   if config.scaling == 'linear':
-    return (plain_P / config.factor).astype(np.float32)
+    return (frequency_P / config.factor).astype(np.float32)
   if config.scaling == 'none':
-    return plain_P.astype(np.float32)
+    return frequency_P.astype(np.float32)
   if config.scaling == 'llama3':
-    turns_P = config.original_positions * plain_P / (2 * np.pi)
+    turns_P = config.original_positions * frequency_P / (2 * np.pi)
     low, high = config.low_frequency_factor, config.high_frequency_factor
-    kept_P = np.clip((turns_P - low) / (high - low), 0, 1)  # weight of the unscaled frequency
+    weight_P = np.clip((turns_P - low) / (high - low), 0, 1)  # weight of the unscaled frequency
   else:
-    kept_P = _kept_by_pairs(config, plain_P)
-  return (plain_P * (kept_P + (1 - kept_P) / config.factor)).astype(np.float32)
+    weight_P = _yarn_weights(config, frequency_P)
+  return (frequency_P * (weight_P + (1 - weight_P) / config.factor)).astype(np.float32)
 
 
-def _kept_by_pairs(config: RopeConfig, plain_P: np.ndarray) -> np.ndarray:
+def _yarn_weights(config: RopeConfig, frequency_P: np.ndarray) -> np.ndarray:
   """Compute YaRN's weight for the unscaled frequency, interpolated over the pair index."""
-  P = len(plain_P)
+  P = len(frequency_P)
 
   def pair(turns: float) -> float:
     """Return the fractional index of the pair that turns this often over `original_positions`."""

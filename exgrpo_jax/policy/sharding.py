@@ -47,10 +47,10 @@ _RULES: dict[str, tuple[str, ...]] = {
 }
 
 
-def _devices(split: str, default: int = 1) -> Any:
-  """Declare a setting for the size of a mesh axis; `split` completes its description."""
+def _devices(use: str, default: int = 1) -> Any:
+  """Declare a setting for the size of a mesh axis; `use` completes its description."""
   return setting(
-    default, '[-1, inf)', f'number of devices to split {split}; -1 uses the remaining devices'
+    default, '[-1, inf)', f'number of devices to split {use}; -1 uses the remaining devices'
   )
 
 
@@ -121,8 +121,8 @@ def make_mesh(
   try:
     return jax.make_mesh(sizes, _MESH_AXES, axis_types=types, devices=devices)
   except NotImplementedError:  # an axis covers part of a slice's side, e.g. four of v6e's eight
-    split = mesh_utils.create_device_mesh(sizes, devices, allow_split_physical_axes=True)
-    return Mesh(split, _MESH_AXES, axis_types=types)
+    device_grid = mesh_utils.create_device_mesh(sizes, devices, allow_split_physical_axes=True)
+    return Mesh(device_grid, _MESH_AXES, axis_types=types)
 
 
 def spec(
@@ -215,18 +215,17 @@ def gathered(x: jax.Array, logical_axes: Sequence[str | None], meshes: Meshes) -
     # First, each device gets a part of the width. Then an all-to-all runs along each axis that
     # splits another dimension, and an all-gather along the other axes. No device ever stores the
     # whole array.
-    steps, width, moved = [], ['data', 'expert', 'tensor'], [list[str]() for _ in target]
-    steps.append((decoding, [tuple(width) if wide else None for wide in is_width]))
+    steps, width_axes, axes_by_dim = [], ['data', 'expert', 'tensor'], [list[str]() for _ in target]
+    steps.append((decoding, [tuple(width_axes) if wide else None for wide in is_width]))
     for axis in ('tensor', 'expert'):
       dims = [dim for dim, axes in enumerate(target) if axis in (axes or ())]
       if axis == 'expert' and not dims:
         continue
-      width.remove(axis)
+      width_axes.remove(axis)
       for dim in dims:
-        moved[dim].append(axis)
-      steps.append(
-        (decoding, [tuple(width) if wide else (*to,) or None for wide, to in zip(is_width, moved)])
-      )
+        axes_by_dim[dim].append(axis)
+      split_axes = (width_axes if wide else axes for wide, axes in zip(is_width, axes_by_dim))
+      steps.append((decoding, [tuple(axes) or None for axes in split_axes]))
   else:
     layout = spec(training.shape, logical_axes, x.shape)
     steps = [(training, [None if wide else axes for wide, axes in zip(is_width, layout)])]
@@ -395,14 +394,14 @@ def over_experts(
   mesh = mesh_in_context('sharding.over_experts')
   if mesh.size == 1:
     return function(rows, kernels, 0)
-  of_rows = PartitionSpec(mesh_axes(mesh.shape, 'batch', len(rows[0])))
+  row_spec = PartitionSpec(mesh_axes(mesh.shape, 'batch', len(rows[0])))
   # Kernels split by width are gathered for the layer, like all other weights.
   inputs, outputs = ('experts', None, 'mlp'), ('experts', 'mlp', None)
-  of_kernels = tuple(
+  kernel_specs = tuple(
     spec(mesh.shape, axes, kernel.shape)
     for axes, kernel in zip((inputs, inputs, outputs), kernels, strict=True)
   )
-  is_split = of_rows != PartitionSpec(None)
+  is_split = row_spec != PartitionSpec(None)
   experts, hidden_units = _RULES['experts'], _RULES['mlp']
 
   def call(rows: Any, kernels: Any) -> jax.Array:
@@ -413,6 +412,6 @@ def over_experts(
       return jax.lax.psum(jax.lax.psum_scatter(part, experts, tiled=True), hidden_units)
     return jax.lax.psum(part, (*experts, *hidden_units))
 
-  return jax.shard_map(call, in_specs=(of_rows, of_kernels), out_specs=of_rows, check_vma=False)(
-    rows, kernels
-  )
+  return jax.shard_map(
+    call, in_specs=(row_spec, kernel_specs), out_specs=row_spec, check_vma=False
+  )(rows, kernels)

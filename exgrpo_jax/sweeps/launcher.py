@@ -40,58 +40,60 @@ class _RunningJob(NamedTuple):
   job: Job
   process: subprocess.Popen
   log_start: int  # size of the log when the command started, in bytes
-  started: float  # time.monotonic(), seconds
+  start_time: float  # time.monotonic(), seconds
   cores: frozenset[int]  # core numbers
 
 
-def run(jobs: Sequence[Job], parallel: int, kept_open: Sequence[int] = ()) -> Outcome:
+def run(jobs: Sequence[Job], parallel: int, open_fds: Sequence[int] = ()) -> Outcome:
   """Run `jobs`, at most `parallel` at a time, and report their progress on stdout.
 
   On the first SIGINT, SIGTERM or SIGHUP, this function sends SIGTERM to the running jobs and waits
   for them to exit. A second signal kills them. Concurrent jobs run on separate cores, which is
   faster: on two cores, two SmolLM2 steps take 1.3 times as long if they run one after the other,
-  each on both cores. Every job inherits the file descriptors in `kept_open`.
+  each on both cores. Every job inherits the file descriptors in `open_fds`.
   """
-  waiting = collections.deque(enumerate(jobs, 1))
-  running: list[_RunningJob] = []
-  failed: dict[str, str] = {}
+  queue = collections.deque(enumerate(jobs, 1))
+  running_jobs: list[_RunningJob] = []
+  failures: dict[str, str] = {}
   unfinished: list[str] = []
-  handled = 0  # number of signals handled
+  num_handled = 0  # number of signals handled
   parallel = max(1, min(parallel, len(jobs)))
   # Each job's cores; with fewer cores than jobs, each job gets all cores.
   cores = sorted(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else []
   size = len(cores) // parallel
-  free = [frozenset(cores[n * size :][:size] if size else cores) for n in range(parallel)]
+  free_cores = [frozenset(cores[n * size :][:size] if size else cores) for n in range(parallel)]
   with _collect_signals() as signals:
     try:
-      while running or (waiting and not signals):
-        while waiting and len(running) < parallel and not signals:
-          number, job = waiting.popleft()
-          running.append(_start(f'[{number}/{len(jobs)}] {job.name}', job, free.pop(), kept_open))
-        if len(signals) > handled:
-          handled = len(signals)
-          _stop(running, by_force=handled > 1)
+      while running_jobs or (queue and not signals):
+        while queue and len(running_jobs) < parallel and not signals:
+          number, job = queue.popleft()
+          running_jobs.append(
+            _start(f'[{number}/{len(jobs)}] {job.name}', job, free_cores.pop(), open_fds)
+          )
+        if len(signals) > num_handled:
+          num_handled = len(signals)
+          _stop(running_jobs, by_force=num_handled > 1)
         time.sleep(_POLL_SECONDS)
-        for ended, status in [(entry, entry.process.poll()) for entry in running]:
+        for entry, status in [(entry, entry.process.poll()) for entry in running_jobs]:
           if status is None:
             continue
-          running.remove(ended)
-          free.append(ended.cores)
-          name = ended.job.name
-          elapsed = datetime.timedelta(seconds=round(time.monotonic() - ended.started))
+          running_jobs.remove(entry)
+          free_cores.append(entry.cores)
+          name = entry.job.name
+          elapsed = datetime.timedelta(seconds=round(time.monotonic() - entry.start_time))
           if status == 0:
-            print(f'{ended.label}: finished after {elapsed}', flush=True)
+            print(f'{entry.label}: finished after {elapsed}', flush=True)
           elif signals:
-            print(f'{ended.label}: interrupted after {elapsed}', flush=True)
+            print(f'{entry.label}: interrupted after {elapsed}', flush=True)
             unfinished.append(name)
           else:
-            failed[name] = _failure_reason(status, ended.job.log, ended.log_start)
-            print(f'{ended.label}: failed after {elapsed}: {failed[name]}', flush=True)
+            failures[name] = _failure_reason(status, entry.job.log, entry.log_start)
+            print(f'{entry.label}: failed after {elapsed}: {failures[name]}', flush=True)
     finally:  # so that no job outlives an exception
-      for entry in running:
+      for entry in running_jobs:
         os.killpg(entry.process.pid, signal.SIGKILL)
         entry.process.wait()
-  return Outcome(failed=failed, unfinished=unfinished + [job.name for _, job in waiting])
+  return Outcome(failed=failures, unfinished=unfinished + [job.name for _, job in queue])
 
 
 @contextlib.contextmanager
@@ -100,19 +102,19 @@ def _collect_signals() -> Iterator[list[int]]:
 
   The handler does not raise, because it might run between a job's start and its registration.
   """
-  received: list[int] = []
+  signals: list[int] = []
   previous = {}
   for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
     if signal.getsignal(number) is not signal.SIG_IGN:  # nohup ignores SIGHUP
-      previous[number] = signal.signal(number, lambda number, _: received.append(number))
+      previous[number] = signal.signal(number, lambda number, _: signals.append(number))
   try:
-    yield received
+    yield signals
   finally:
     for number, handler in previous.items():
       signal.signal(number, handler)
 
 
-def _start(label: str, job: Job, cores: frozenset[int], kept_open: Sequence[int]) -> _RunningJob:
+def _start(label: str, job: Job, cores: frozenset[int], open_fds: Sequence[int]) -> _RunningJob:
   os.makedirs(os.path.dirname(job.log), exist_ok=True)
   with open(job.log, 'ab') as log:
     log.write(f'$ {shlex.join(job.command)}\n'.encode())
@@ -120,7 +122,7 @@ def _start(label: str, job: Job, cores: frozenset[int], kept_open: Sequence[int]
     log_start = log.tell()
     # Start a new session, so that Ctrl-C reaches only this process, which then stops the job.
     files = {'stdin': subprocess.DEVNULL, 'stdout': log, 'stderr': subprocess.STDOUT}
-    process = subprocess.Popen(job.command, **files, start_new_session=True, pass_fds=kept_open)
+    process = subprocess.Popen(job.command, **files, start_new_session=True, pass_fds=open_fds)
   if cores:  # before the job starts threads, because threads inherit the process's cores
     with contextlib.suppress(ProcessLookupError):
       os.sched_setaffinity(process.pid, cores)
@@ -128,11 +130,11 @@ def _start(label: str, job: Job, cores: frozenset[int], kept_open: Sequence[int]
   return _RunningJob(label, job, process, log_start, time.monotonic(), cores)
 
 
-def _stop(running: Sequence[_RunningJob], by_force: bool) -> None:
-  if running and not by_force:
-    jobs = counted(len(running), 'running job')
+def _stop(running_jobs: Sequence[_RunningJob], by_force: bool) -> None:
+  if running_jobs and not by_force:
+    jobs = counted(len(running_jobs), 'running job')
     print(f'interrupted: waiting for {jobs}. Interrupt again to kill them.', flush=True)
-  for entry in running:
+  for entry in running_jobs:
     if by_force:
       os.killpg(entry.process.pid, signal.SIGKILL)  # also kills its child processes
     else:

@@ -17,7 +17,7 @@ from exgrpo_jax.sweeps.sweep import LOG, Trial
 
 _JOBS, _SCRIPT = 'slurm.json', 'slurm.sh'
 # squeue may still list ended jobs for a few minutes. All other states count as queued or running.
-_ENDED = (
+_END_STATES = (
   'BOOT_FAIL', 'CANCELLED', 'COMPLETED', 'DEADLINE', 'FAILED', 'LAUNCH_FAILED', 'NODE_FAIL',
   'OUT_OF_MEMORY', 'PREEMPTED', 'RECONFIG_FAIL', 'REVOKED', 'TIMEOUT',
 )  # fmt: skip
@@ -40,7 +40,7 @@ def check_options(text: str) -> list[str]:
 
 
 def submit(
-  planned: Sequence[Trial], workdir: str, options: Sequence[str], at_once: int | None
+  all_trials: Sequence[Trial], workdir: str, options: Sequence[str], at_once: int | None
 ) -> Collection[str]:
   """Submit the unfinished trials that are not queued yet; return the names of all queued trials.
 
@@ -51,44 +51,46 @@ def submit(
   check_writable(workdir)
   with sweep.held(workdir):
     path = pathlib.Path(workdir, _JOBS)
-    jobs = _in_queue(json.loads(path.read_text()) if path.exists() else {})
-    active = {name for trials in jobs.values() for name in trials.values()}
-    finished = {trial.name for trial in planned if sweep.is_finished(trial)}
-    left = {
+    jobs = _select_queued(json.loads(path.read_text()) if path.exists() else {})
+    active_names = {name for trials in jobs.values() for name in trials.values()}
+    finished_names = {trial.name for trial in all_trials if sweep.is_finished(trial)}
+    remaining = {
       str(index): trial
-      for index, trial in enumerate(planned)
-      if trial.name not in active | finished
+      for index, trial in enumerate(all_trials)
+      if trial.name not in active_names | finished_names
     }
-    if left:
-      array = f'--array={",".join(left)}' + (f'%{at_once}' if at_once else '')
-      job = _submit(left, workdir, [*options, '--parsable', array])
-      jobs[job] = {index: trial.name for index, trial in left.items()}
-      active |= {trial.name for trial in left.values()}
-      print(f'submitted {counted(len(left), "trial")} as job {job}; output: {workdir}/TRIAL/{LOG}')
+    if remaining:
+      array = f'--array={",".join(remaining)}' + (f'%{at_once}' if at_once else '')
+      job = _submit(remaining, workdir, [*options, '--parsable', array])
+      jobs[job] = {index: trial.name for index, trial in remaining.items()}
+      active_names |= {trial.name for trial in remaining.values()}
+      print(
+        f'submitted {counted(len(remaining), "trial")} as job {job}; output: {workdir}/TRIAL/{LOG}'
+      )
     write_json(os.fspath(path), jobs)
-  waiting = len(active - finished)
-  print(f'{len(finished)} of {counted(len(planned), "trial")} finished, {waiting} in the queue')
+  total, num_waiting = counted(len(all_trials), 'trial'), len(active_names - finished_names)
+  print(f'{len(finished_names)} of {total} finished, {num_waiting} in the queue')
   if jobs:
-    watched = ','.join(job.partition(';')[0] for job in jobs)
+    job_ids = ','.join(job.partition(';')[0] for job in jobs)
     print(
-      f'to watch: squeue --jobs={watched}\nRun the same command again to update the table and to '
+      f'to watch: squeue --jobs={job_ids}\nRun the same command again to update the table and to '
       'resubmit trials that ended without finishing.',
       flush=True,
     )
-  return active
+  return active_names
 
 
-def _submit(left: Mapping[str, Trial], workdir: str, options: Sequence[str]) -> str:
-  """Submit the trials in `left` (array index -> trial) as an array job and return its id."""
+def _submit(remaining: Mapping[str, Trial], workdir: str, options: Sequence[str]) -> str:
+  """Submit the trials in `remaining` (array index -> trial) as an array job and return its id."""
   lines = ['#!/bin/bash', 'case "$SLURM_ARRAY_TASK_ID" in']
-  for index, trial in left.items():
+  for index, trial in remaining.items():
     # A trial runs on one host, even if the environment lists the hosts of an enclosing job.
     command = [sys.executable, *trial.arguments, '--num_processes=1']
     folder, log = map(shlex.quote, (trial.workdir, os.path.join(trial.workdir, LOG)))
     lines.append(f'{index}) mkdir -p {folder} && exec {shlex.join(command)} >>{log} 2>&1 ;;')
   path = os.path.join(workdir, _SCRIPT)
-  with replacing(path) as unfinished:  # sbatch copies the file, so it can be replaced later
-    unfinished.write_text('\n'.join([*lines, 'esac', '']))
+  with replacing(path) as temporary_path:  # sbatch copies the file, so it can be replaced later
+    temporary_path.write_text('\n'.join([*lines, 'esac', '']))
   defaults = [f'--job-name={os.path.basename(os.path.abspath(workdir))}']
   defaults.append(f'--output={os.path.join(workdir, "slurm-%A_%a.out")}')  # Slurm's own messages
   process = _run(['sbatch', *defaults, *options, path])
@@ -99,9 +101,9 @@ def _submit(left: Mapping[str, Trial], workdir: str, options: Sequence[str]) -> 
   return process.stdout.split()[-1]
 
 
-def _in_queue(jobs: Jobs) -> Jobs:
+def _select_queued(jobs: Jobs) -> Jobs:
   """Return the trials in `jobs` that are still queued or running."""
-  found: Jobs = {}
+  queued_jobs: Jobs = {}
   for job, trials in jobs.items():
     number, _, cluster = job.partition(';')
     options = [f'--jobs={number}', *[f'--clusters={cluster}'] * bool(cluster)]
@@ -112,9 +114,11 @@ def _in_queue(jobs: Jobs) -> Jobs:
         f'{number} may still be in the queue. Run the command again later.'
       )
     states = dict(line.split()[:2] for line in process.stdout.splitlines() if ' ' in line.strip())
-    left = {n: name for n, name in trials.items() if states.get(n, 'COMPLETED') not in _ENDED}
-    found |= {job: left} if left else {}
-  return found
+    queued_trials = {
+      n: name for n, name in trials.items() if states.get(n, 'COMPLETED') not in _END_STATES
+    }
+    queued_jobs |= {job: queued_trials} if queued_trials else {}
+  return queued_jobs
 
 
 def _run(command: Sequence[str]) -> subprocess.CompletedProcess[str]:

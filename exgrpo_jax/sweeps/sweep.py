@@ -35,14 +35,14 @@ class Trial(NamedTuple):
   keys: Sequence[str] = ()  # the config keys that the trial sets
 
 
-def print_commands(planned: Sequence[Trial]) -> None:
+def print_commands(all_trials: Sequence[Trial]) -> None:
   """Print the commands of all unfinished trials, so that you can queue them on a cluster."""
-  left = [trial for trial in planned if not is_finished(trial)]
-  for trial in left:
+  remaining = [trial for trial in all_trials if not is_finished(trial)]
+  for trial in remaining:
     print(console.to_copy(['python', *trial.arguments]))
   print(
-    f'{len(left)} of {counted(len(planned), "trial")} still to run. Once they have finished, run '
-    'this command again with --launcher=local to build the table.',
+    f'{len(remaining)} of {counted(len(all_trials), "trial")} still to run. Once they have '
+    'finished, run this command again with --launcher=local to build the table.',
     file=sys.stderr,
   )
 
@@ -52,42 +52,42 @@ def plan_trials(
   path: str,
   values: ConfigDict,
   config_path: str,
-  given: Mapping[str, Any],
+  flags: Mapping[str, Any],
   workdir: str,
 ) -> list[Trial]:
   """Check a sweep's trials and return them; raise InputError for the first invalid trial.
 
   `path` is the sweep's file, and `config_path` is the --config value to pass to each trial.
-  `values` is the config with the command-line overrides `given` (dotted key -> value) applied. The
+  `values` is the config with the command-line overrides `flags` (dotted key -> value) applied. The
   sweep's workdir may already contain some of these trials.
   """
-  planned: list[Trial] = []
+  all_trials: list[Trial] = []
   for name, overrides in sweep.items():
     folder = os.path.join(workdir, name)
     try:
       for key in overrides:
-        if key in given:
+        if key in flags:
           raise InputError(
-            f'--config.{key}={given[key]}: the trial sets this key to {overrides[key]}. Remove one '
+            f'--config.{key}={flags[key]}: the trial sets this key to {overrides[key]}. Remove one '
             'of the two settings.'
           )
-      changed = config.overridden(values, overrides)
-      parse_config(changed)
-      check_length(changed, {**given, **overrides})
+      trial_values = config.overridden(values, overrides)
+      parse_config(trial_values)
+      check_length(trial_values, {**flags, **overrides})
     except InputError as error:
       raise InputError(f"{path}: trial '{name}': {error}") from error
-    for other in planned:
-      if other.values == changed:
+    for other in all_trials:
+      if other.values == trial_values:
         raise InputError(
           f"{path}: trials '{other.name}' and '{name}' are the same run. To repeat a trial, vary "
           "its 'seed'."
         )
-    check_workdir(changed, folder)
-    settings = [f'--config.{key}={value}' for key, value in {**given, **overrides}.items()]
+    check_workdir(trial_values, folder)
+    settings = [f'--config.{key}={value}' for key, value in {**flags, **overrides}.items()]
     arguments = ['-m', *TRAINER, f'--config={config_path}', f'--workdir={folder}', *settings]
-    planned.append(Trial(name, folder, changed, arguments, list(overrides)))
-  _check_strangers(path, workdir, {trial.name for trial in planned})
-  return planned
+    all_trials.append(Trial(name, folder, trial_values, arguments, list(overrides)))
+  _check_strangers(path, workdir, {trial.name for trial in all_trials})
+  return all_trials
 
 
 def is_finished(trial: Trial) -> bool:
@@ -98,26 +98,26 @@ def is_finished(trial: Trial) -> bool:
   """
   if not os.path.exists(os.path.join(trial.workdir, 'report.html')):
     return False
-  config = parse_config(trial.values)
-  num_steps = config.num_steps
+  run_config = parse_config(trial.values)
+  num_steps = run_config.num_steps
   try:
     records = metrics.read(trial.workdir)
-    if config.num_epochs:  # config.json contains the number of steps, which depends on the data
-      recorded = read_config(trial.workdir)
-      if recorded['num_epochs'] != config.num_epochs:
+    if run_config.num_epochs:  # config.json contains the number of steps, which depends on the data
+      recorded_config = read_config(trial.workdir)
+      if recorded_config['num_epochs'] != run_config.num_epochs:
         return False
-      num_steps = recorded['num_steps']
+      num_steps = recorded_config['num_steps']
   except InputError:
     return False  # train will reject the file and name the bad line
   scores = comparison.scores_of(records, alarms.SCORE)
-  wanted = alarms.last_step(scores, num_steps, config.evaluation.patience)
+  last_step = alarms.last_step(scores, num_steps, run_config.evaluation.patience)
   # A run whose checkpoints were all deleted still counts as finished.
-  saved = max(checkpoint.steps(trial.workdir), default=wanted)
-  return bool(records) and min(records[-1]['step'], saved) >= wanted
+  saved_step = max(checkpoint.steps(trial.workdir), default=last_step)
+  return bool(records) and min(records[-1]['step'], saved_step) >= last_step
 
 
 def run(
-  planned: Sequence[Trial],
+  all_trials: Sequence[Trial],
   workdir: str,
   parallel: int,
   command: Sequence[str],
@@ -129,35 +129,42 @@ def run(
   called once all trials have ended, even if some failed.
   """
   check_writable(workdir)
-  left = [trial for trial in planned if not is_finished(trial)]
+  remaining = [trial for trial in all_trials if not is_finished(trial)]
   # Trials inherit the lock, because they outlive a killed sweep and must not run twice.
   with held(workdir) as lock:
-    if len(left) < len(planned):
-      print(f'{len(planned) - len(left)} of {counted(len(planned), "trial")} finished', flush=True)
+    if len(remaining) < len(all_trials):
+      print(
+        f'{len(all_trials) - len(remaining)} of {counted(len(all_trials), "trial")} finished',
+        flush=True,
+      )
     jobs = [
       launcher.Job(t.name, [sys.executable, *t.arguments], os.path.join(t.workdir, LOG))
-      for t in left
+      for t in remaining
     ]
     outcome = launcher.run(jobs, parallel, (lock,))
     if not outcome.unfinished:
       conclude()
-  ended = [trial for trial in left if trial.name not in {*outcome.failed, *outcome.unfinished}]
-  early = [trial.name for trial in ended if not is_finished(trial)]
-  failed = outcome.failed | dict.fromkeys(early, 'exited with status 0 before its last step')
-  total = counted(len(planned), 'trial')
-  if failed:
-    print(f'{len(failed)} of {total} failed (to retry, run the same command again):')
-    for name, reason in failed.items():
+  ended_trials = [
+    trial for trial in remaining if trial.name not in {*outcome.failed, *outcome.unfinished}
+  ]
+  early_names = [trial.name for trial in ended_trials if not is_finished(trial)]
+  failures = outcome.failed | dict.fromkeys(
+    early_names, 'exited with status 0 before its last step'
+  )
+  total = counted(len(all_trials), 'trial')
+  if failures:
+    print(f'{len(failures)} of {total} failed (to retry, run the same command again):')
+    for name, reason in failures.items():
       print(f'  {name}: {reason}', flush=True)
   if outcome.unfinished:
-    again = console.to_copy([*command, *sys.argv[1:]])
+    resume_command = console.to_copy([*command, *sys.argv[1:]])
     print(
       f'interrupted with {len(outcome.unfinished)} of {total} unfinished. Run the same command '
-      f'again to resume:\n{again}',
+      f'again to resume:\n{resume_command}',
       flush=True,
     )
     return 130
-  return 1 if failed else 0
+  return 1 if failures else 0
 
 
 def held(workdir: str) -> contextlib.AbstractContextManager[int]:
@@ -169,27 +176,27 @@ def held(workdir: str) -> contextlib.AbstractContextManager[int]:
   return folder_held(workdir, 'sweep.lock', reason)
 
 
-def report(planned: Sequence[Trial], workdir: str, active: Collection[str] = ()) -> None:
+def report(all_trials: Sequence[Trial], workdir: str, active: Collection[str] = ()) -> None:
   """Print a table of the finished trials; write the table, the curves and a CSV to `workdir`.
 
   `active` contains the names of trials that are still in a cluster's queue.
   """
-  write_csv(planned, workdir, active)
-  runs, wanted = {}, {}
-  for label, members in by_setting(planned).items():
-    wanted[label] = len(members)
-    finished = [metrics.read(trial.workdir) for trial in members if is_finished(trial)]
-    if finished:
-      runs[label] = finished
+  write_csv(all_trials, workdir, active)
+  runs, run_counts = {}, {}
+  for label, members in by_setting(all_trials).items():
+    run_counts[label] = len(members)
+    run_records = [metrics.read(trial.workdir) for trial in members if is_finished(trial)]
+    if run_records:
+      runs[label] = run_records
   if not runs:
     print('No trial has finished yet, so there is nothing to compare.', flush=True)
     return
   from exgrpo_jax.reporting import canvas  # importing matplotlib takes half a second
 
-  text = comparison.table(runs, wanted)
+  text = comparison.table(runs, run_counts)
   path, picture = pathlib.Path(workdir, 'sweep.md'), pathlib.Path(workdir, 'sweep.png')
-  with replacing(path) as unfinished:
-    unfinished.write_text(
+  with replacing(path) as temporary_path:
+    temporary_path.write_text(
       'Mean ± standard deviation over seeds. Final is the last evaluation. Best is the highest '
       'score of each run, or the lowest for measures where lower is better, such as truncated. The '
       'evaluation before training counts too.'
@@ -200,15 +207,15 @@ def report(planned: Sequence[Trial], workdir: str, active: Collection[str] = ())
   print(f'{text}\ntable: {path}\ncurves: {picture}\ntrials: {path.with_suffix(".csv")}', flush=True)
 
 
-def write_csv(planned: Sequence[Trial], workdir: str, active: Collection[str]) -> None:
+def write_csv(all_trials: Sequence[Trial], workdir: str, active: Collection[str]) -> None:
   """Write a row per trial to sweep.csv: settings, state, scores and total time of all steps.
 
   Only finished trials have scores. A cell is empty if the trial has no such value.
   """
-  keys = [key for trial in planned for key in trial.keys if key != 'seed']
+  keys = [key for trial in all_trials for key in trial.keys if key != 'seed']
   columns = dict.fromkeys(['trial', 'seed', *keys, 'state', 'steps', 'seconds'])
   rows = []
-  for trial in planned:
+  for trial in all_trials:
     settings, state = flat(trial.values.to_dict()), _state(trial, active)
     row = {'trial': trial.name, 'state': state, 'workdir': trial.workdir}
     row |= {key: settings[key] for key in ('seed', *keys)}
@@ -220,8 +227,8 @@ def write_csv(planned: Sequence[Trial], workdir: str, active: Collection[str]) -
     rows.append(row)
   columns |= dict.fromkeys(sorted({name for row in rows for name in row} - {*columns, 'workdir'}))
   with (
-    replacing(os.path.join(workdir, 'sweep.csv')) as unfinished,
-    open(unfinished, 'w', encoding='utf-8', newline='') as file,
+    replacing(os.path.join(workdir, 'sweep.csv')) as temporary_path,
+    open(temporary_path, 'w', encoding='utf-8', newline='') as file,
   ):
     writer = csv.DictWriter(file, [*columns, 'workdir'], lineterminator='\n')
     writer.writeheader()
@@ -236,10 +243,10 @@ def _state(trial: Trial, active: Collection[str]) -> str:
   return 'unfinished' if os.path.exists(os.path.join(trial.workdir, LOG)) else 'not started'
 
 
-def by_setting(planned: Sequence[Trial]) -> dict[str, list[Trial]]:
+def by_setting(all_trials: Sequence[Trial]) -> dict[str, list[Trial]]:
   """Group trials that differ only in their seed, and return the groups by shared name."""
   keys, groups = [], []
-  for trial in planned:
+  for trial in all_trials:
     key = {**trial.values.to_dict(), 'seed': None}
     if key not in keys:
       keys.append(key)
@@ -257,11 +264,11 @@ def _check_strangers(path: str, workdir: str, names: Collection[str]) -> None:
     raise InputError(f'--workdir={workdir}: this path is not a folder. Choose a folder.')
   if os.path.exists(os.path.join(workdir, _CONFIG_FILE)):
     raise InputError(f"--workdir={workdir}: this is a single run's workdir. Choose another folder.")
-  for other in sorted(os.listdir(workdir)) if os.path.isdir(workdir) else ():
-    if other not in names and any(
-      os.path.exists(os.path.join(workdir, other, mark)) for mark in (LOG, _CONFIG_FILE)
+  for name in sorted(os.listdir(workdir)) if os.path.isdir(workdir) else ():
+    if name not in names and any(
+      os.path.exists(os.path.join(workdir, name, mark)) for mark in (LOG, _CONFIG_FILE)
     ):
       raise InputError(
-        f"--workdir={workdir}: this folder contains a trial '{other}' that is not in {path}. Use "
+        f"--workdir={workdir}: this folder contains a trial '{name}' that is not in {path}. Use "
         'a different --workdir for this sweep, or move the trial elsewhere.'
       )

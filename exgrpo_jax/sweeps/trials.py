@@ -85,9 +85,9 @@ def check_names(place: str, sweep: Mapping[Any, Any]) -> None:
       raise InputError(
         f"{place}: trial '{name}' must be a dict, {{dotted config key: value}}, not {overrides!r}."
       )
-    if (same := names.setdefault(name.casefold(), name)) != name:
+    if (other_name := names.setdefault(name.casefold(), name)) != name:
       raise InputError(
-        f"{place}: trials '{same}' and '{name}' differ only in case, which some file systems "
+        f"{place}: trials '{other_name}' and '{name}' differ only in case, which some file systems "
         'ignore. Rename one, because each trial needs its own folder.'
       )
 

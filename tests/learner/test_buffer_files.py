@@ -122,13 +122,13 @@ def test_a_flipped_bit_or_a_missing_byte_is_detected(place, write):
 
 
 def test_fields_missing_in_earlier_versions_get_their_defaults(write, monkeypatch):
-  describe = buffer_files._describe
+  describe = buffer_files._build_columns
 
   def of_earlier(*args):
     later = ('times_replayed', 'correct', 'truncated', 'turns', 'routes')
     return {name: column for name, column in describe(*args).items() if name not in later}
 
-  monkeypatch.setattr(buffer_files, '_describe', of_earlier)
+  monkeypatch.setattr(buffer_files, '_build_columns', of_earlier)
   write(1, of_rows(1, 2))  # also reads the buffer back
 
 

@@ -305,11 +305,11 @@ def test_tokens_without_a_recorded_choice_use_the_router(experts):
   chosen_BTC = np.full((2, 3, 2), 255, np.uint8)
   chosen_BTC[1, 2] = 3, 0
   _, routing = experts(X_BTD, chosen_BTC)
-  np.testing.assert_array_equal(routing.chosen_BTC[1, 2], [3, 0])
-  np.testing.assert_array_equal(routing.chosen_BTC[0], own.chosen_BTC[0])
+  np.testing.assert_array_equal(routing.routes_BTC[1, 2], [3, 0])
+  np.testing.assert_array_equal(routing.routes_BTC[0], own.routes_BTC[0])
   np.testing.assert_array_equal(routing.probability_BTE, own.probability_BTE)
   np.testing.assert_array_equal(
-    own.chosen_BTC, np.argsort(-np.asarray(own.probability_BTE), axis=-1)[..., :2]
+    own.routes_BTC, np.argsort(-np.asarray(own.probability_BTE), axis=-1)[..., :2]
   )
 
 
