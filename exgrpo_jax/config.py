@@ -35,7 +35,7 @@ AUTHORS = "authors' code"  # their script that runs ExGRPO, or verl's defaults
 OURS = 'ours'
 
 
-class Recorded(str):
+class RecordedChoice(str):
   """A choice recorded in a run's config; valid even if it is not in the table of choices.
 
   The run's own config file may have added it. A ConfigDict refuses to replace it with a plain str;
@@ -166,7 +166,9 @@ def _build_field(value: Any, kind: Any, metadata: Mapping[str, Any], path: str) 
     below = value <= _bound(high) if right == ']' else value < _bound(high)
     if not (above and below):
       raise InputError(f'{path}={value}: the value must be in {allowed}. Description: {meaning}.')
-  elif value not in allowed and not (isinstance(value, Recorded) and isinstance(allowed, Mapping)):
+  elif value not in allowed and not (
+    isinstance(value, RecordedChoice) and isinstance(allowed, Mapping)
+  ):
     key, choices = path.removeprefix('config.'), ', '.join(map(str, allowed))
     hint = renamed.setting_hint(key, value) or value_hint(key, str(value))
     text = f'{path}={value!r}: the value must be one of {choices}. Description: {meaning}. {hint}'

@@ -179,7 +179,7 @@ def run(
   main: Callable[..., None],
   define_flags: Callable[[], None],
   on_all_hosts: bool = False,
-  several: str = '',
+  metavar: str = '',
 ) -> None:
   """Run a command. If it raises an InputError, print one line and exit with the error's status.
 
@@ -187,7 +187,7 @@ def run(
     main: called with the flags, followed by any words after the command.
     define_flags: defines the command's flags.
     on_all_hosts: True if several hosts can run the command together.
-    several: a name for the words after the command, e.g. 'WORKDIR'; if set, at least one is needed.
+    metavar: a name for the words after the command, e.g. 'WORKDIR'; if set, at least one is needed.
   """
   try:
     define_flags()  # reads a --flagfile
@@ -206,9 +206,9 @@ def run(
     logging.set_verbosity(logging.ERROR)  # orbax and TFDS log every detail at lower levels
     words = argv[1:]
     try:
-      if several and not words:
-        raise InputError(f'the command must be followed by at least one {several}. See --help.')
-      if words and not several:
+      if metavar and not words:
+        raise InputError(f'the command must be followed by at least one {metavar}. See --help.')
+      if words and not metavar:
         raise InputError(f"'{words[0]}': this is not a flag. Write flags as --name=value.")
       with hosts.joined(_meeting(args)) if on_all_hosts else contextlib.nullcontext():
         main(args, *words)

@@ -83,4 +83,4 @@ def run() -> None:
   if word == 'prefilter':
     command_line.run(_prefilter, _define_prefilter)
   else:
-    command_line.run(_show, _define_show, several='data spec')
+    command_line.run(_show, _define_show, metavar='data spec')

@@ -25,7 +25,7 @@ from exgrpo_jax.commands import command_line
 from exgrpo_jax.data import questions
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.evaluation import suites
-from exgrpo_jax.evaluation.scores import compare, evaluate, of_one, prepared
+from exgrpo_jax.evaluation.scores import compare, evaluate, evaluate_policy, prepare_policy
 from exgrpo_jax.evaluation.suites import Part
 from exgrpo_jax.experiment import config_files, policies
 from exgrpo_jax.experiment.experiment import load_questions, open_experiment, parse_config
@@ -149,8 +149,10 @@ def _compare_two(args: command_line.Args) -> None:
   specs = args.data or parse_config(settings[0]).data.evaluated
   _check_specs(specs)
   # Both are prepared first, to find errors in the second before the first is evaluated.
-  both = [(one, *prepared(one, values, specs)) for one, values in zip((first, second), settings)]
-  outcomes = [of_one(*each, args.out or '') for each in both]
+  both = [
+    (one, *prepare_policy(one, values, specs)) for one, values in zip((first, second), settings)
+  ]
+  outcomes = [evaluate_policy(*each, args.out or '') for each in both]
   for spec, *records in zip(specs, *outcomes, strict=True):
     print(f'{spec}: {second.path} minus {first.path}\n{compare(*records)}', flush=True)
 

@@ -100,7 +100,7 @@ def _publish(args: command_line.Args, out: str) -> str:
     name: os.path.join(out, name) for name in sorted(os.listdir(out))
   }
   if model_card.FILE in files:
-    files[model_card.FILE] = model_card.named(out, args.push)
+    files[model_card.FILE] = model_card.hub_card(out, args.push)
   try:
     with console.opened():
       return hub.publish(files, args.push, args.public, hub_checkpoint.FILES)
@@ -139,7 +139,7 @@ def _export(args: command_line.Args, source: policies.Source, out: epath.Path) -
     if args.adapters:
       step = _write_adapters(experiment, unfinished, args.step)
     else:
-      policy, step = policies.of_run(experiment, args.checkpoint, args.step)
+      policy, step = policies.load_run_params(experiment, args.checkpoint, args.step)
       write(experiment, policy, unfinished, args.dtype)
     model_card.write(unfinished, experiment, step, adapters=args.adapters)
   return f'the {"adapters" if args.adapters else "policy"} after step {step}'

@@ -354,7 +354,7 @@ def _write_by_hand(
   return path
 
 
-def prepared(
+def prepare_policy(
   source: Source, values: ConfigDict, specs: Sequence[str]
 ) -> tuple[Experiment, list[Part]]:
   """Open the experiment of a policy, and load the questions of each data spec."""
@@ -364,10 +364,10 @@ def prepared(
     return experiment, [Part(load_questions(experiment, spec), samples, ()) for spec in specs]
 
 
-def of_one(
+def evaluate_policy(
   source: Source, experiment: Experiment, parts: Sequence[Part], out: str
 ) -> list[Records]:
-  """Evaluate a policy that `prepared` has opened, and return the records of each part."""
+  """Evaluate a policy that `prepare_policy` has opened, and return the records of each part."""
   meshes = experiment.meshes
   # Another policy may have been opened since, with its own commits.
   with jax.set_mesh(meshes.training), console.opened(), machine.explained(), hub.as_in(source.path):

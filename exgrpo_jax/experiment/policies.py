@@ -120,7 +120,7 @@ def run_config(workdir: str) -> ConfigDict:
   # The run's own config file may have added functions, which sampling does not need.
   for section in ('objective', 'replay', 'optimizer'):
     for name, value in values[section].items():
-      values[section][name] = config.Recorded(value) if isinstance(value, str) else value
+      values[section][name] = config.RecordedChoice(value) if isinstance(value, str) else value
   return ConfigDict(values)
 
 
@@ -186,14 +186,16 @@ def restore(source: Source, experiment: Experiment) -> Policy:
   """Load the policy of `source` into its open experiment, ready for sampling."""
   with jax.set_mesh(experiment.meshes.training), activity.doing(f'loading {source.path}'):
     if source.kind == 'run':
-      params, step = of_run(experiment, source.path, source.step)
+      params, step = load_run_params(experiment, source.path, source.step)
     else:
       params, step = load_weights(experiment, frozen=True), 0
     decode_params = model.into_decode_layout(experiment.model, params, experiment.meshes)
     return Policy(source, experiment, decode_params, step)
 
 
-def of_run(experiment: Experiment, workdir: str, step: int | None) -> tuple[model.Params, int]:
+def load_run_params(
+  experiment: Experiment, workdir: str, step: int | None
+) -> tuple[model.Params, int]:
   """Load the policy from a checkpoint (the newest by default); return its parameters and step.
 
   Raises InputError if there is no checkpoint, or if its adapters belong to a different base model.

@@ -91,7 +91,7 @@ Settings that differ from the [defaults]({_CODE}/blob/main/docs/configuration.md
   (epath.Path(out) / FILE).write_bytes(text.encode())
 
 
-def named(folder: str, name: str) -> bytes:
+def hub_card(folder: str, name: str) -> bytes:
   """Return the card in `folder`, with the Hub repository `name` as the model's name."""
   return pathlib.Path(folder, FILE).read_bytes().replace(_HERE.encode(), name.encode())
 

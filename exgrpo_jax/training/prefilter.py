@@ -55,7 +55,7 @@ _SUCCESSES = pa.schema(
 )
 
 
-class Tried(NamedTuple):
+class Attempt(NamedTuple):
   """A question and the policy's responses to it."""
 
   question: Question
@@ -111,7 +111,7 @@ def filter_questions(
 
 def _answered(
   experiment: Experiment, data: QuestionSet, decode_params: model.Params, samples: int
-) -> Iterator[Tried]:
+) -> Iterator[Attempt]:
   """Yield each question with its graded responses, seeded by config.seed, question and sample."""
   config = experiment.config
   changed = {'group_size': samples, 'partial': False, 'dynamic_sampling': 1.0}
@@ -124,10 +124,10 @@ def _answered(
       with activity.doing(f'questions {rows.start:,} to {rows.stop:,} of {len(data.questions):,}'):
         responses, _ = stages.generate(rollout, decode_params, plan, grader.submit)
         verdicts = stages.collect_verdicts(rollout, plan, responses, grader).verdicts
-      yield from map(Tried, plan.questions, responses, verdicts)
+      yield from map(Attempt, plan.questions, responses, verdicts)
 
 
-def write(out: str, tried: Sequence[Tried], kept: Sequence[Tried]) -> None:
+def write(out: str, tried: Sequence[Attempt], kept: Sequence[Attempt]) -> None:
   """Write questions.jsonl, successes.parquet and pass_rates.jsonl. Only the first host writes."""
   rates = [
     {
@@ -156,7 +156,7 @@ def write(out: str, tried: Sequence[Tried], kept: Sequence[Tried]) -> None:
     pq.write_table(table, os.path.join(out, 'successes.parquet'))
 
 
-def _row(one: Tried) -> dict[str, Any]:
+def _row(one: Attempt) -> dict[str, Any]:
   question = one.question
   return {
     'data_source': question.source,
