@@ -72,21 +72,21 @@ def at(path: str) -> Source:
 
 
 def config_values(
-  source: Source, given: ConfigDict | None = None, max_response: int | None = None
+  source: Source, user_config: ConfigDict | None = None, max_response: int | None = None
 ) -> ConfigDict:
-  """Return a config for sampling: a copy of `given`, the run's config, or a config for the model.
+  """Return a config for sampling: a copy of `user_config`, the run's, or one for the model.
 
   `max_response` is passed to `suited_to`. Raises InputError if the run's model, LoRA, tokenizer or
-  prompt settings differ from the settings in `given`.
+  prompt settings differ from the settings in `user_config`.
   """
-  values: Any = copy.deepcopy(given)
+  values: Any = copy.deepcopy(user_config)
   if values:
     parse_config(values)
   if source.kind == 'run':
-    run = run_config(source.path)
+    run_values = run_config(source.path)
     if not values:
-      parse_config(run)
-      return run
+      parse_config(run_values)
+      return run_values
     check_policy(values, source.path, ('model', 'lora', 'tokenizer', 'prompt'))
     return values
   if not values:
@@ -166,8 +166,8 @@ def open_policy(
 
   Raises InputError if the policy doesn't exist or is damaged, or a setting doesn't exist.
   """
-  needed = "a run's workdir, or the folder or name of a Hugging Face model"
-  check_argument('path', path, (str, os.PathLike), needed)
+  requirement = "a run's workdir, or the folder or name of a Hugging Face model"
+  check_argument('path', path, (str, os.PathLike), requirement)
   check_argument('step', step, (numbers.Integral, type(None)), "a step's number, or None")
   path = os.fspath(path)
   source = at(path)._replace(step=step)
@@ -200,9 +200,9 @@ def load_run_params(
 
   Raises InputError if there is no checkpoint, or if its adapters belong to a different base model.
   """
-  config, like = experiment.config, param_shapes(experiment)
+  config, shapes = experiment.config, param_shapes(experiment)
   if not config.lora.rank:
-    return checkpoint.restore_params(workdir, step, like)
+    return checkpoint.restore_params(workdir, step, shapes)
   base = warm_start.initial_params(experiment)
-  adapters, step = checkpoint.restore_params(workdir, step, like, storage.of_base(base))
+  adapters, step = checkpoint.restore_params(workdir, step, shapes, storage.of_base(base))
   return lora.joined(config.lora, base, adapters), step
