@@ -35,9 +35,9 @@ def _show(args: command_line.Args, *specs: str) -> None:
   config = parse_config(values)
   config = with_folders(config, args.model or model_name(config))
   path = config.tokenizer.path or config.model.path
-  opened = tokenizer.load(path) if path else None
+  text_tokenizer = tokenizer.load(path) if path else None
   for spec in specs:
-    print(preview.describe(spec, config, opened))
+    print(preview.describe(spec, config, text_tokenizer))
 
 
 def _define_prefilter() -> None:
