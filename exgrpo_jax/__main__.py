@@ -45,12 +45,12 @@ def main() -> None:
   if word in ('--help', '-h', 'help'):
     lines = ['exgrpo COMMAND [FLAGS]; exgrpo COMMAND --help lists the flags of a command.']
     for purpose, commands in COMMANDS.items():
-      lines += ['', purpose, *(f'  {name:<9} {does}' for name, does in commands.items())]
+      lines += ['', purpose, *(f'  {name:<9} {text}' for name, text in commands.items())]
     print('\n'.join(lines))
     return
   if word not in names:
-    near = difflib.get_close_matches(word, names, n=1)
-    hint = f'Did you mean {near[0]}?' if near else f'The commands are {", ".join(names)}.'
+    matches = difflib.get_close_matches(word, names, n=1)
+    hint = f'Did you mean {matches[0]}?' if matches else f'The commands are {", ".join(names)}.'
     problem = f'is not a command. {hint}'
     if word in MOVED:
       problem = (

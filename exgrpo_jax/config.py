@@ -35,7 +35,7 @@ AUTHORS = "authors' code"  # their script that runs ExGRPO, or verl's defaults
 OURS = 'ours'
 
 
-class Recorded(str):
+class RecordedChoice(str):
   """A choice recorded in a run's config; valid even if it is not in the table of choices.
 
   The run's own config file may have added it. A ConfigDict refuses to replace it with a plain str;
@@ -92,28 +92,28 @@ def build(cls: type[T], values: Mapping[str, Any] | ConfigDict, path: str) -> T:
   )
 
 
-def check_names(names: Collection[str], known: Collection[str], path: str) -> None:
-  """Raise InputError unless `names` are exactly the `known` names."""
+def check_names(names: Collection[str], known_names: Collection[str], path: str) -> None:
+  """Raise InputError unless `names` are exactly the `known_names`."""
   for name in names:
-    check_known(name, known, path)
-  for name in known:
+    check_known(name, known_names, path)
+  for name in known_names:
     if name not in names:
       raise InputError(f"{path} lacks '{name}'. Start from configs/base.py, which sets every key.")
 
 
-def check_known(name: str, known: Collection[str], path: str, key: str = '') -> None:
-  """Raise InputError if `name` is not in `known`; suggest its new name or the closest name.
+def check_known(name: str, known_names: Collection[str], path: str, key: str = '') -> None:
+  """Raise InputError if `name` is not in `known_names`; suggest its new name or the closest name.
 
   If `name` is part of a dotted key, `key` is the full key.
   """
-  if name not in known:
+  if name not in known_names:
     place = f'{path}.{name}'.removeprefix('config.')
     hint = renamed.setting_hint(key) or renamed.setting_hint(place)
-    near = difflib.get_close_matches(name, list(known), n=1)
+    matches = difflib.get_close_matches(name, list(known_names), n=1)
     is_section = key.split('.')[-1] not in ('', name)
-    if not hint and not (near and is_section):
+    if not hint and not (matches and is_section):
       hint = counterpart_hint(key or name)
-    closest = f"did you mean '{near[0]}'?" if near else f'it has: {", ".join(known)}.'
+    closest = f"did you mean '{matches[0]}'?" if matches else f'it has: {", ".join(known_names)}.'
     raise InputError(f"{path} has no '{name}'; {hint or closest}")
 
 
@@ -123,27 +123,28 @@ def overridden(values: ConfigDict, overrides: Mapping[str, Any]) -> ConfigDict:
   Raises InputError for an unknown key. Values of the wrong type are accepted here; `parse_config`
   rejects them later.
   """
-  changed, needed = copy.deepcopy(values), "a dict of dotted keys, such as {'replay.ratio': 0.25}"
-  check_argument('overrides', overrides, (Mapping, ConfigDict), needed)
+  requirement = "a dict of dotted keys, such as {'replay.ratio': 0.25}"
+  check_argument('overrides', overrides, (Mapping, ConfigDict), requirement)
+  new_values = copy.deepcopy(values)
   for key, value in overrides.items():
     check_argument('a key of overrides', key, str, "a setting's name, such as 'replay.ratio'")
-    *sections, last = key.split('.')
-    place, path = cast(Any, changed), 'config'
+    *sections, name = key.split('.')
+    place, path = cast(Any, new_values), 'config'
     for section in sections:
       check_known(section, list(place), path, key)
       place, path = place[section], f'{path}.{section}'
       if not isinstance(place, ConfigDict):
-        raise InputError(f"{path} is a single value, so it has no '{last}'.")
-    check_known(last, list(place), path, key)
-    present: Any = place[last]
-    if isinstance(present, ConfigDict):
+        raise InputError(f"{path} is a single value, so it has no '{name}'.")
+    check_known(name, list(place), path, key)
+    old_value: Any = place[name]
+    if isinstance(old_value, ConfigDict):
       raise InputError(
-        f'{path}.{last} is a section, but an override sets a single value. Override a key in the '
-        f"section, such as '{key}.{next(iter(present))}'."
+        f'{path}.{name} is a section, but an override sets a single value. Override a key in the '
+        f"section, such as '{key}.{next(iter(old_value))}'."
       )
     with place.ignore_type():
-      place[last] = value
-  return changed
+      place[name] = value
+  return new_values
 
 
 def _build_field(value: Any, kind: Any, metadata: Mapping[str, Any], path: str) -> Any:
@@ -166,7 +167,9 @@ def _build_field(value: Any, kind: Any, metadata: Mapping[str, Any], path: str) 
     below = value <= _bound(high) if right == ']' else value < _bound(high)
     if not (above and below):
       raise InputError(f'{path}={value}: the value must be in {allowed}. Description: {meaning}.')
-  elif value not in allowed and not (isinstance(value, Recorded) and isinstance(allowed, Mapping)):
+  elif value not in allowed and not (
+    isinstance(value, RecordedChoice) and isinstance(allowed, Mapping)
+  ):
     key, choices = path.removeprefix('config.'), ', '.join(map(str, allowed))
     hint = renamed.setting_hint(key, value) or value_hint(key, str(value))
     text = f'{path}={value!r}: the value must be one of {choices}. Description: {meaning}. {hint}'
@@ -217,11 +220,11 @@ def counterparts() -> list[Counterpart]:
   rows = []
   text = pathlib.Path(__file__).with_name('counterparts.md').read_text(encoding='utf-8')
   for line in re.findall(r'^\| ([`—].*) \|$', text, re.MULTILINE):
-    *theirs, here = line.split(' | ')
-    settings, colon, note = here.partition(': ')
+    *their_cells, our_cell = line.split(' | ')
+    settings, colon, note = our_cell.partition(': ')
     if not re.fullmatch(r'(`[\w.]+`(, )?)+', settings):
-      settings, note = '', note if colon and settings == 'no setting' else here
-    trl, verl, ours = (re.findall(r'`([^`]+)`', cell) for cell in (*theirs, settings))
+      settings, note = '', note if colon and settings == 'no setting' else our_cell
+    trl, verl, ours = (re.findall(r'`([^`]+)`', cell) for cell in (*their_cells, settings))
     rows.append(Counterpart(trl, verl, ours, note.replace('`', '')))
   return rows
 
@@ -232,18 +235,20 @@ def counterpart_hint(key: str) -> str:
   For 'num_generations': "TRL's num_generations is config.rollout.group_size here." If several
   rows match, the longest match is used; ties go to TRL, then to settings in the key's section.
   """
-  typed = key.split('.')
-  own = [row for row in counterparts() if any(name.startswith(f'{typed[0]}.') for name in row.ours)]
-  ends = [typed[start:] for start in range(len(typed))]
-  ends += [[section, '*'] for section in reversed(typed[:-1])]
+  parts = key.split('.')
+  section_rows = [
+    row for row in counterparts() if any(name.startswith(f'{parts[0]}.') for name in row.ours)
+  ]
+  ends = [parts[start:] for start in range(len(parts))]
+  ends += [[section, '*'] for section in reversed(parts[:-1])]
   for end, system in itertools.product(ends, ('TRL', 'verl')):
     if end in (['path'], ['name'], ['mode'], ['enable'], ['steps']):  # the end of many options
       continue
-    for row in (*own, *counterparts()):
+    for row in (*section_rows, *counterparts()):
       if any(name.split('.')[-len(end) :] == end for name in getattr(row, system.lower())):
         settings = ' and '.join(f'config.{name}' for name in row.ours)
-        called = f'is {settings} here' if settings else 'has no setting here'
-        return f"{system}'s {typed[-1]} {called}{f'; {row.note}' if row.note else ''}."
+        phrase = f'is {settings} here' if settings else 'has no setting here'
+        return f"{system}'s {parts[-1]} {phrase}{f'; {row.note}' if row.note else ''}."
   return ''
 
 
@@ -264,7 +269,7 @@ def value_hint(key: str, value: str) -> str:
 def evaluate_file(
   path: str,
   kind: str,
-  returned: str,
+  description: str,
   check: Callable[[Any], None] | None = None,
   arguments: Sequence[str] = (),
   is_flag: bool = True,
@@ -272,7 +277,7 @@ def evaluate_file(
   """Run a Python file's get_config(), get_sweep(), … and return (its result, the file's docstring).
 
   `kind` is the function's name without 'get_', and also the flag's name. With `is_flag`, error
-  messages start with this flag. `returned` describes the expected result in error messages, ideally
+  messages start with this flag. `description` states the expected result in error messages, ideally
   with an example file. `check` raises an exception if the result is unusable. Raises InputError
   with the line number if the file fails, lacks the function, or returns a result that fails
   `check`.
@@ -290,7 +295,7 @@ def evaluate_file(
     if check:
       check(value)
   except (Exception, SystemExit) as error:  # user code may raise anything
-    given = f'--{kind}={path}' if is_flag else path
+    source = f'--{kind}={path}' if is_flag else path
     problem = str(error) if isinstance(error, InputError) else f'{type(error).__name__}: {error}'
     frames = traceback.extract_tb(error.__traceback__)
     lines = [frame.lineno for frame in frames if frame.filename == path]
@@ -299,6 +304,6 @@ def evaluate_file(
     line = f':{lines[-1]}' if lines else ''
     # An InputError of the file itself says what is wrong; the file has the right form.
     is_own = isinstance(error, InputError) and bool(lines)
-    form = f' A {kind} is a Python file whose {function}() returns {returned}.' * (not is_own)
-    raise InputError(f'{given}{line}: {problem.rstrip(".")}.{form}') from error
+    form = f' A {kind} is a Python file whose {function}() returns {description}.' * (not is_own)
+    raise InputError(f'{source}{line}: {problem.rstrip(".")}.{form}') from error
   return value, (definitions['__doc__'] or '').strip()

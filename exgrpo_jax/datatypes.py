@@ -126,9 +126,9 @@ def turn_places(turns: Sequence[Turn]) -> Iterator[tuple[slice, slice]]:
   """Yield each turn's slices of the token array: (policy's tokens, environment's tokens)."""
   begin = 0
   for turn in turns:
-    written = begin + turn.written
-    end = written + turn.observed
-    yield slice(begin, written), slice(written, end)
+    policy_end = begin + turn.written
+    end = policy_end + turn.observed
+    yield slice(begin, policy_end), slice(policy_end, end)
     begin = end
 
 
@@ -205,12 +205,12 @@ class Response(TokenSequence):
 
   def observing(self, tokens: np.ndarray) -> 'Response':
     """Append an environment's reply; `tokens` is int32 [N]."""
-    nothing = np.zeros(len(tokens), np.float32)
-    added = {'tokens': tokens, 'logp': nothing, 'entropy': nothing}
+    zeros = np.zeros(len(tokens), np.float32)
+    reply = {'tokens': tokens, 'logp': zeros, 'entropy': zeros}
     if self.routes is not None:
       shape, dtype = (len(tokens), *self.routes.shape[1:]), self.routes.dtype
-      added['routes'] = np.full(shape, np.iinfo(dtype).max, dtype)  # unknown
-    values = {name: np.concatenate([getattr(self, name), x]) for name, x in added.items()}
+      reply['routes'] = np.full(shape, np.iinfo(dtype).max, dtype)  # unknown
+    values = {name: np.concatenate([getattr(self, name), x]) for name, x in reply.items()}
     return dataclasses.replace(self, **values)
 
   def tokens_before(self, step: int) -> int:
@@ -229,10 +229,10 @@ class Trajectory(TokenSequence):
   truncated: bool = False  # `Response.truncated`; False in buffers of earlier versions
 
 
-def at_own(written: TokenSequence, x_N: np.ndarray) -> np.ndarray:
-  """Scatter values of the policy's own tokens to their positions in `written`, with 0 elsewhere."""
-  x_T = np.zeros(len(written.tokens), x_N.dtype)
-  x_T[written.own] = x_N
+def at_own(sequence: TokenSequence, x_N: np.ndarray) -> np.ndarray:
+  """Scatter values of the policy's own tokens to their positions in `sequence`, 0 elsewhere."""
+  x_T = np.zeros(len(sequence.tokens), x_N.dtype)
+  x_T[sequence.own] = x_N
   return x_T
 
 

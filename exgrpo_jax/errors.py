@@ -57,10 +57,12 @@ def check_given(flags: Mapping[str, Any], example: str) -> None:
     raise InputError(f'{" and ".join(missing)} {are} required, e.g. {example}.')
 
 
-def check_argument(name: str, value: object, kinds: type | tuple[type, ...], needed: str) -> None:
-  """Raise InputError if an argument has the wrong type; `needed` says what it must be."""
+def check_argument(
+  name: str, value: object, kinds: type | tuple[type, ...], requirement: str
+) -> None:
+  """Raise InputError if an argument has the wrong type; `requirement` says what it must be."""
   if not isinstance(value, kinds):
-    raise InputError(f'{name}={reprlib.repr(value)}: this must be {needed}.')
+    raise InputError(f'{name}={reprlib.repr(value)}: this must be {requirement}.')
 
 
 def counted(count: int, noun: str) -> str:

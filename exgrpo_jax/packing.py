@@ -119,9 +119,9 @@ class Layout(NamedTuple):
 
   def take(self, x_RT: np.ndarray) -> np.ndarray:
     """Gather the rows' values for each token, with 0 in padding: [R, T', …] -> [B, T, …]."""
-    taken_BT = x_RT[self.row_BT, self.segments.position_BT]
-    taken_BT[np.asarray(self.segments.segment_BT) == 0] = 0
-    return taken_BT
+    values_BT = x_RT[self.row_BT, self.segments.position_BT]
+    values_BT[np.asarray(self.segments.segment_BT) == 0] = 0
+    return values_BT
 
 
 def shapes(
@@ -147,9 +147,9 @@ def shapes(
       compiled.
   """
   rows_per_shard = -(-num_rows // num_shards)
-  most, limit = (3, _GROUPED) if has_prefixes else (2, _PAIRED)
+  max_rows, limit = (3, _GROUPED) if has_prefixes else (2, _PAIRED)
   # The number of longest rows that fit into a long sequence.
-  rows = max(1, min(most, rows_per_shard, min(tokens_per_shard, limit) // longest_row))
+  rows = max(1, min(max_rows, rows_per_shard, min(tokens_per_shard, limit) // longest_row))
   length, responses = rows * longest_row, rows * max_response
   if has_prefixes:
     responses = max(length - (longest_row - max_response), length // 2)
@@ -191,19 +191,19 @@ def pack(
   order = sorted_R[length_R[sorted_R] > 0].tolist()
   only_long, _ = _best_fit(order, rows, long, len(order))
   needs_long_R = (length_R > short.length) | (response_R > short.window)
-  most = -(-len(only_long) // long.count)
-  least = -(-int((length_R - shared_R)[needs_long_R].sum()) // long.num_tokens)
-  found = [_passes(long, only_long)]
-  for num_long in np.unique(np.linspace(least, most, _TRIALS).astype(int)):
+  max_passes = -(-len(only_long) // long.count)
+  min_passes = -(-int((length_R - shared_R)[needs_long_R].sum()) // long.num_tokens)
+  packings = [_passes(long, only_long)]
+  for num_long in np.unique(np.linspace(min_passes, max_passes, _TRIALS).astype(int)):
     in_long, rest = _best_fit(order, rows, long, num_long * long.count)
     if not needs_long_R[rest].any():
       in_short, _ = _best_fit(rest, rows, short, len(rest))
-      found.append(_passes(long, in_long) + _passes(short, in_short))
+      packings.append(_passes(long, in_long) + _passes(short, in_short))
 
   def cost(passes: list[Pass]) -> tuple[int, int]:
-    return sum(one.shape.num_tokens for one in passes), len(passes)
+    return sum(forward_pass.shape.num_tokens for forward_pass in passes), len(passes)
 
-  return min(filter(None, found), key=cost, default=[Pass(short, [])])
+  return min(filter(None, packings), key=cost, default=[Pass(short, [])])
 
 
 def shared_prompts(
@@ -215,7 +215,7 @@ def shared_prompts(
   token. Rows whose prompts were routed to different experts share no prefix.
   """
   names: dict[bytes, int] = {}
-  of_rows = (
+  keys = (
     b''.join(
       np.asarray(x_RT[row, :prompt]).tobytes()
       for x_RT in (tokens_RT, routes_RTLC)
@@ -223,7 +223,7 @@ def shared_prompts(
     )
     for row, prompt in enumerate(prompt_R)
   )
-  name_R = np.array([names.setdefault(of_row, len(names)) for of_row in of_rows], int)
+  name_R = np.array([names.setdefault(key, len(names)) for key in keys], int)
   return Prefixes(name_R, np.maximum(prompt_R - 1, 0))
 
 
@@ -286,28 +286,28 @@ def _best_fit(
   responses = np.full(count, shape.window)
   no_room = (shape.length + 1) ** 2  # more than the cost of any sequence with room
   holders: dict[int, list[int]] = {}  # prefix name -> sequences that contain the prefix
-  left: Rows = []
+  remaining: Rows = []
   for row in order:
     length, response, prefix, shared = (int(x_R[row]) for x_R in rows)
-    holding = holders.setdefault(prefix, [])
-    added = np.array(length)  # tokens added to a sequence
-    if shared and holding:
-      added = np.full(count, length)
-      added[holding] -= shared
-    fits = (tokens >= added) & (responses >= response)
+    with_prefix = holders.setdefault(prefix, [])
+    added_tokens = np.array(length)  # tokens added to a sequence
+    if shared and with_prefix:
+      added_tokens = np.full(count, length)
+      added_tokens[with_prefix] -= shared
+    fits = (tokens >= added_tokens) & (responses >= response)
     if not fits.any():
-      left.append(row)
+      remaining.append(row)
       continue
     # Minimize the tokens added, then the room left.
-    fullest = int(np.where(fits, added * (shape.length + 1) + tokens, no_room).argmin())
+    fullest = int(np.where(fits, added_tokens * (shape.length + 1) + tokens, no_room).argmin())
     sequences[fullest].append(row)
-    if fullest in holding:
+    if fullest in with_prefix:
       length -= shared
     else:
-      holding.append(fullest)
+      with_prefix.append(fullest)
     tokens[fullest] -= length
     responses[fullest] -= response
-  return [rows for rows in sequences if rows], left
+  return [rows for rows in sequences if rows], remaining
 
 
 def _passes(shape: Shape, sequences: list[Rows]) -> list[Pass]:

@@ -100,22 +100,22 @@ def setting_hint(key: str, value: Any = None) -> str:
 
 def current_settings(values: Mapping[str, Any], prefix: str = '') -> dict[str, Any]:
   """Replace old names and values in nested settings, and drop settings that were removed."""
-  current: dict[str, Any] = {}
+  settings: dict[str, Any] = {}
   for name, value in values.items():
     new = SETTINGS.get(prefix + name, prefix + name)
     if isinstance(value, Mapping):
       value = current_settings(value, f'{prefix}{name}.')
     elif isinstance(value, str):
       value = VALUES.get(new, {}).get(value, value)
-    current[new.rpartition('.')[2]] = value
+    settings[new.rpartition('.')[2]] = value
   place = SETTINGS.get(prefix[:-1], prefix[:-1])
   for key, (old, _, merge) in MERGED.items():
     section, _, name = key.rpartition('.')
-    if section == place and set(old) <= set(current):
-      current[name] = merge(*map(current.pop, old))
+    if section == place and set(old) <= set(settings):
+      settings[name] = merge(*map(settings.pop, old))
 
   def is_removed(name: str, value: Any) -> bool:
     key = f'{place}.{name}'.lstrip('.')
     return key in REMOVED and value == NEUTRAL.get(key, value)
 
-  return {name: value for name, value in current.items() if not is_removed(name, value)}
+  return {name: value for name, value in settings.items() if not is_removed(name, value)}

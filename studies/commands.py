@@ -45,9 +45,9 @@ FIGURES = {
 def start(word: str) -> None:
   """Run the command line of 'run', 'figures' or 'train'."""
   if word == 'run':
-    command_line.run(run, _define_run, several='STUDY')
+    command_line.run(run, _define_run, metavar='STUDY')
   elif word == 'figures':
-    command_line.run(figures, _define_figures, several='STUDY or WORKDIR')
+    command_line.run(figures, _define_figures, metavar='STUDY or WORKDIR')
   else:
     command_line.run(train_aligned, _define_train, on_all_hosts=True)
 

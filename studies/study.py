@@ -100,7 +100,7 @@ def evaluate_last(chosen: Protocol, planned: Mapping[Cell, Trial]) -> None:
     if (spec, samples) not in [(line['data'], line['samples']) for line in recorded]:
       values = config.overridden(trial.values, {'evaluation.samples': samples})
       policy, out = policies.at(folder), os.path.join(folder, 'evaluation')
-      scores.of_one(policy, *scores.prepared(policy, values, [spec]), out)
+      scores.evaluate_policy(policy, *scores.prepare_policy(policy, values, [spec]), out)
 
 
 def report(chosen: Protocol, planned: Mapping[Cell, Trial], workdir: str) -> None:

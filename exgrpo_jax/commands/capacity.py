@@ -73,10 +73,10 @@ def main(args: command_line.Args) -> None:
   config = with_counted_length(parse_config(args.config))
   config = with_folders(config, config.model.path)  # in case the config does not set the shape
   if args.topology:
-    found = examination.examine(config, args.topology, args.lengths, args.evaluated)
+    estimate = examination.examine(config, args.topology, args.lengths, args.evaluated)
   else:
-    found = examination.examine_gpu(config, args.device, args.fit)
-  if not found.fits:
+    estimate = examination.examine_gpu(config, args.device, args.fit)
+  if not estimate.fits:
     sys.exit(1)
 
 

@@ -52,8 +52,8 @@ def main(args: command_line.Args) -> None:
   if path and is_read[path]:
     prompt.template_keywords(config.prompt, tokenizer.load(path).chat)
   remote = [path for path, read in is_read.items() if not read]  # in buckets
-  untried = ', '.join(['data rows', 'weight values', *remote])
-  print(f'the flags and the config are valid; not checked: {untried}, devices')
+  omissions = ', '.join(['data rows', 'weight values', *remote])
+  print(f'the flags and the config are valid; not checked: {omissions}, devices')
 
 
 def run() -> None:

@@ -179,7 +179,7 @@ def run(
   main: Callable[..., None],
   define_flags: Callable[[], None],
   on_all_hosts: bool = False,
-  several: str = '',
+  metavar: str = '',
 ) -> None:
   """Run a command. If it raises an InputError, print one line and exit with the error's status.
 
@@ -187,7 +187,7 @@ def run(
     main: called with the flags, followed by any words after the command.
     define_flags: defines the command's flags.
     on_all_hosts: True if several hosts can run the command together.
-    several: a name for the words after the command, e.g. 'WORKDIR'; if set, at least one is needed.
+    metavar: a name for the words after the command, e.g. 'WORKDIR'; if set, at least one is needed.
   """
   try:
     define_flags()  # reads a --flagfile
@@ -202,13 +202,13 @@ def run(
     for flag in args.flags_by_module_dict().get(module, []):
       args.register_key_flag_for_module(sys.argv[0], flag)
 
-  def guarded(argv: list[str]) -> None:
+  def run_main(argv: list[str]) -> None:
     logging.set_verbosity(logging.ERROR)  # orbax and TFDS log every detail at lower levels
     words = argv[1:]
     try:
-      if several and not words:
-        raise InputError(f'the command must be followed by at least one {several}. See --help.')
-      if words and not several:
+      if metavar and not words:
+        raise InputError(f'the command must be followed by at least one {metavar}. See --help.')
+      if words and not metavar:
         raise InputError(f"'{words[0]}': this is not a flag. Write flags as --name=value.")
       with hosts.joined(_meeting(args)) if on_all_hosts else contextlib.nullcontext():
         main(args, *words)
@@ -216,7 +216,7 @@ def run(
       refuse(error)
 
   with _closed_output():
-    app.run(guarded, flags_parser=_parse_flags)
+    app.run(run_main, flags_parser=_parse_flags)
 
 
 def _meeting(args: Args) -> hosts.Meeting:
@@ -253,8 +253,8 @@ def _parse_flags(argv: list[str]) -> list[str]:
   try:
     _check_names(argv[1:])
     words = _absl_flags(config_files.resolved(argv))
-    if given := given_overrides(flags.FLAGS):
-      check_length(flags.FLAGS.config, given)
+    if overrides := given_overrides(flags.FLAGS):
+      check_length(flags.FLAGS.config, overrides)
     return words
   except InputError as error:
     refuse(error)
@@ -265,7 +265,7 @@ def _check_names(args: Sequence[str]) -> None:
 
   For a flag given twice, absl would use the last value.
   """
-  typed = {}
+  args_by_name = {}
   for arg in args:
     if re.search('[\ud800-\udfff]', arg):  # Python's replacement for bytes it cannot decode
       raise InputError(
@@ -274,20 +274,21 @@ def _check_names(args: Sequence[str]) -> None:
       )
     name = arg.partition('=')[0]
     # Some editors insert characters that only look like - or =.
-    wrong = next((character for character in name if not character.isascii()), None)
+    symbol = next((character for character in name if not character.isascii()), None)
     # A name with a space is the value of the flag before it, such as --prompt '— why?'.
-    if wrong and unicodedata.category(name[0]) == 'Pd' and ' ' not in name:
+    if symbol and unicodedata.category(name[0]) == 'Pd' and ' ' not in name:
       raise InputError(
-        f"{arg}: '{wrong}' ({unicodedata.name(wrong, 'without a name')}) cannot be part of a flag "
-        'name. Retype the flag as --name=value.'
+        f"{arg}: '{symbol}' ({unicodedata.name(symbol, 'without a name')}) cannot be part of a "
+        'flag name. Retype the flag as --name=value.'
       )
     if match := re.match(r'--?(?:no(?=config\.))?([a-z][\w.]*)', arg):
       name = match[1]
-      if name in typed and not isinstance(flags.FLAGS._flags().get(name), flags.MultiFlag):
+      if name in args_by_name and not isinstance(flags.FLAGS._flags().get(name), flags.MultiFlag):
         raise InputError(
-          f'--{name}: this flag is given twice, as {typed[name]} and as {arg}. Remove one of them.'
+          f'--{name}: this flag is given twice, as {args_by_name[name]} and as {arg}. Remove '
+          'one of them.'
         )
-      typed[name] = arg
+      args_by_name[name] = arg
 
 
 def _absl_flags(argv: list[str]) -> list[str]:
@@ -298,9 +299,9 @@ def _absl_flags(argv: list[str]) -> list[str]:
     sys.exit(0)
   except flags.UnrecognizedFlagError as error:
     names = [flag.name for flag in flags.FLAGS.get_key_flags_for_module(sys.argv[0])]
-    near = difflib.get_close_matches(error.flagname, names, n=1)
-    listed = f'The flags are --{", --".join(sorted(names))}.' if names else 'It has no flags.'
-    hint = f'Did you mean --{near[0]}?' if near else listed
+    matches = difflib.get_close_matches(error.flagname, names, n=1)
+    flag_list = f'The flags are --{", --".join(sorted(names))}.' if names else 'It has no flags.'
+    hint = f'Did you mean --{matches[0]}?' if matches else flag_list
     hint = config.counterpart_hint(error.flagname) or hint
     raise InputError(f'--{error.flagname}: this command has no such flag. {hint}') from error
   except (flags.Error, ValueError) as error:
@@ -352,13 +353,13 @@ def chosen_policy(args: Args) -> Source:
 
 def with_sampling(args: Args, values: ConfigDict) -> ConfigDict:
   """Return a copy of the config with --samples, --temperature and --max_response applied."""
-  changed: Any = copy.deepcopy(values)
-  with changed.unlocked():
-    changed.evaluation.samples = args.samples or changed.evaluation.samples
+  new_values: Any = copy.deepcopy(values)
+  with new_values.unlocked():
+    new_values.evaluation.samples = args.samples or new_values.evaluation.samples
     if args.temperature is not None:
-      changed.evaluation.temperature = args.temperature
-    changed.rollout.max_response = args.max_response or changed.rollout.max_response
-  return changed
+      new_values.evaluation.temperature = args.temperature
+    new_values.rollout.max_response = args.max_response or new_values.rollout.max_response
+  return new_values
 
 
 def given_overrides(args: Args) -> dict[str, Any]:

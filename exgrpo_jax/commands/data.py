@@ -35,9 +35,9 @@ def _show(args: command_line.Args, *specs: str) -> None:
   config = parse_config(values)
   config = with_folders(config, args.model or model_name(config))
   path = config.tokenizer.path or config.model.path
-  opened = tokenizer.load(path) if path else None
+  text_tokenizer = tokenizer.load(path) if path else None
   for spec in specs:
-    print(preview.describe(spec, config, opened))
+    print(preview.describe(spec, config, text_tokenizer))
 
 
 def _define_prefilter() -> None:
@@ -83,4 +83,4 @@ def run() -> None:
   if word == 'prefilter':
     command_line.run(_prefilter, _define_prefilter)
   else:
-    command_line.run(_show, _define_show, several='data spec')
+    command_line.run(_show, _define_show, metavar='data spec')

@@ -15,10 +15,10 @@ from exgrpo_jax.commands import command_line
 
 def main(_: command_line.Args) -> None:
   """Print the findings and a first command to run. Exits with status 1 if training cannot start."""
-  found = list(diagnosis.findings())
-  for finding in found:
+  findings = list(diagnosis.findings())
+  for finding in findings:
     print(f'{"!" if finding.is_problem else " "} {finding.name:<12}{finding.text}')
-  if any(finding.is_problem for finding in found):
+  if any(finding.is_problem for finding in findings):
     sys.exit(1)
   print(f'\na run that fits:\n{diagnosis.suggestion(jax.devices()[0])}')
 

@@ -25,7 +25,7 @@ from exgrpo_jax.commands import command_line
 from exgrpo_jax.data import questions
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.evaluation import suites
-from exgrpo_jax.evaluation.scores import compare, evaluate, of_one, prepared
+from exgrpo_jax.evaluation.scores import compare, evaluate, evaluate_policy, prepare_policy
 from exgrpo_jax.evaluation.suites import Part
 from exgrpo_jax.experiment import config_files, policies
 from exgrpo_jax.experiment.experiment import load_questions, open_experiment, parse_config
@@ -77,31 +77,31 @@ def main(args: command_line.Args) -> None:
     _compare_two(args)
     return
   source = command_line.chosen_policy(args)
-  wanted = _open_table(args, source)
-  given: Any = args.config
-  if wanted and source.kind == 'model' and not given:
-    given = policies.base_config()
-    given.prompt.template = 'paper'
-  values = policies.config_values(source, given, args.max_response)
-  if wanted:
-    values = suites.with_settings(wanted.suite, values, command_line.given_overrides(args))
+  table = _open_table(args, source)
+  user_config: Any = args.config
+  if table and source.kind == 'model' and not user_config:
+    user_config = policies.base_config()
+    user_config.prompt.template = 'paper'
+  values = policies.config_values(source, user_config, args.max_response)
+  if table:
+    values = suites.with_settings(table.suite, values, command_line.given_overrides(args))
   values = command_line.with_sampling(args, values)
-  specs = args.data or (wanted.suite.data if wanted else parse_config(values).data.evaluated)
+  specs = args.data or (table.suite.data if table else parse_config(values).data.evaluated)
   _check_specs(specs)
   out = args.out or ''
   if not out and source.kind == 'run':
     check_folder('--out', out := os.path.join(source.path, 'evaluation'))
   experiment = open_experiment(values, source.path)
   with jax.set_mesh(experiment.meshes.training), console.opened(), machine.explained():
-    loaded = [load_questions(experiment, spec) for spec in specs]
-    if wanted:
-      parts = suites.plan(wanted, loaded, experiment.config, may_miss=bool(args.data))
+    question_sets = [load_questions(experiment, spec) for spec in specs]
+    if table:
+      parts = suites.plan(table, question_sets, experiment.config, may_miss=bool(args.data))
     else:
-      parts = [Part(data, experiment.config.evaluation.samples, ()) for data in loaded]
-    step, evaluated = evaluate(source, experiment, parts, out)
-    if wanted:
+      parts = [Part(data, experiment.config.evaluation.samples, ()) for data in question_sets]
+    step, results = evaluate(source, experiment, parts, out)
+    if table:
       policy = source.describe() | {'step': step}
-      print(suites.write_row(wanted, experiment.config, policy, evaluated), end='')
+      print(suites.write_row(table, experiment.config, policy, results), end='')
 
 
 def _open_table(args: command_line.Args, source: Source) -> suites.Table | None:
@@ -149,8 +149,11 @@ def _compare_two(args: command_line.Args) -> None:
   specs = args.data or parse_config(settings[0]).data.evaluated
   _check_specs(specs)
   # Both are prepared first, to find errors in the second before the first is evaluated.
-  both = [(one, *prepared(one, values, specs)) for one, values in zip((first, second), settings)]
-  outcomes = [of_one(*each, args.out or '') for each in both]
+  setups = [
+    (source, *prepare_policy(source, values, specs))
+    for source, values in zip((first, second), settings)
+  ]
+  outcomes = [evaluate_policy(*setup, args.out or '') for setup in setups]
   for spec, *records in zip(specs, *outcomes, strict=True):
     print(f'{spec}: {second.path} minus {first.path}\n{compare(*records)}', flush=True)
 
@@ -159,18 +162,22 @@ def _settings_of_two(
   args: command_line.Args, first: Source, second: Source
 ) -> tuple[ConfigDict, ConfigDict]:
   """Return configs for two policies so that the second is sampled and graded like the first."""
-  given, longest = args.config, args.max_response
-  of_first: Any = command_line.with_sampling(args, policies.config_values(first, given, longest))
-  of_second: Any = policies.config_values(second, given, of_first.rollout.max_response)
-  with of_first.unlocked(), of_second.unlocked():
+  user_config, max_response = args.config, args.max_response
+  first_values: Any = command_line.with_sampling(
+    args, policies.config_values(first, user_config, max_response)
+  )
+  second_values: Any = policies.config_values(
+    second, user_config, first_values.rollout.max_response
+  )
+  with first_values.unlocked(), second_values.unlocked():
     # If one policy left out a question, the other's responses would have no counterpart.
-    of_first.data.on_overlong = 'refuse'
+    first_values.data.on_overlong = 'refuse'
     # By default, config.seed determines the base of LoRA adapters.
-    of_second.warm_start.seed = parse_config(of_second).warm_start_seed
+    second_values.warm_start.seed = parse_config(second_values).warm_start_seed
     for name in ('seed', 'data', 'evaluation', 'grading', 'verifier', 'environment'):
-      of_second[name] = of_first[name]
-    of_second.rollout.max_response = of_first.rollout.max_response
-  return of_first, of_second
+      second_values[name] = first_values[name]
+    second_values.rollout.max_response = first_values.rollout.max_response
+  return first_values, second_values
 
 
 def run() -> None:

@@ -68,12 +68,12 @@ def main(args: command_line.Args) -> None:
   if args.public and not args.push:
     raise InputError('--public: nothing is published without --push. Add --push=owner/name.')
   with _folder(args) as out:
-    exported = _export(args, source, out)
+    description = _export(args, source, out)
     if args.out or not args.push:
-      print(f'{out}: {exported}', flush=True)
+      print(f'{out}: {description}', flush=True)
     if args.push and hosts.is_first():
       page = _publish(args, os.fspath(out))
-      print(f'{page}: {exported}, {"public" if args.public else "private"}')
+      print(f'{page}: {description}, {"public" if args.public else "private"}')
 
 
 @contextlib.contextmanager
@@ -100,7 +100,7 @@ def _publish(args: command_line.Args, out: str) -> str:
     name: os.path.join(out, name) for name in sorted(os.listdir(out))
   }
   if model_card.FILE in files:
-    files[model_card.FILE] = model_card.named(out, args.push)
+    files[model_card.FILE] = model_card.hub_card(out, args.push)
   try:
     with console.opened():
       return hub.publish(files, args.push, args.public, hub_checkpoint.FILES)
@@ -108,8 +108,8 @@ def _publish(args: command_line.Args, out: str) -> str:
     if not args.out or args.adapters:
       raise
     words = [*console.program(), 'export', f'--model={os.path.abspath(out)}', f'--push={args.push}']
-    again = console.to_copy([*words, *['--public'] * args.public])
-    why = f'{error} The export is complete. To publish it, run: {again}'
+    command = console.to_copy([*words, *['--public'] * args.public])
+    why = f'{error} The export is complete. To publish it, run: {command}'
     raise InputError(why, error.status) from error
 
 
@@ -134,14 +134,14 @@ def _export(args: command_line.Args, source: policies.Source, out: epath.Path) -
     jax.set_mesh(experiment.meshes.training),
     console.opened(),
     activity.doing(f'exporting {args.checkpoint}'),
-    completed(out) as unfinished,
+    completed(out) as temporary_folder,
   ):
     if args.adapters:
-      step = _write_adapters(experiment, unfinished, args.step)
+      step = _write_adapters(experiment, temporary_folder, args.step)
     else:
-      policy, step = policies.of_run(experiment, args.checkpoint, args.step)
-      write(experiment, policy, unfinished, args.dtype)
-    model_card.write(unfinished, experiment, step, adapters=args.adapters)
+      policy, step = policies.load_run_params(experiment, args.checkpoint, args.step)
+      write(experiment, policy, temporary_folder, args.dtype)
+    model_card.write(temporary_folder, experiment, step, adapters=args.adapters)
   return f'the {"adapters" if args.adapters else "policy"} after step {step}'
 
 
@@ -169,12 +169,12 @@ def write_model(path: str, out: epath.Path, dtype: str | None = None) -> str:
     jax.set_mesh(experiment.meshes.training),
     console.opened(),
     activity.doing(f'exporting {path}'),
-    completed(out) as unfinished,
+    completed(out) as temporary_folder,
   ):
-    written = write(experiment, load_weights(experiment), unfinished, dtype)
+    weight_dtype = write(experiment, load_weights(experiment), temporary_folder, dtype)
     if hosts.is_first() and card.exists():
-      (epath.Path(unfinished) / model_card.FILE).write_bytes(card.read_bytes())
-  return written
+      (epath.Path(temporary_folder) / model_card.FILE).write_bytes(card.read_bytes())
+  return weight_dtype
 
 
 def _check_adapters(config: RunConfig, dtype: str | None) -> None:
@@ -194,13 +194,13 @@ def _check_adapters(config: RunConfig, dtype: str | None) -> None:
 
 def _write_adapters(experiment: Experiment, out: epath.PathLike, step: int | None) -> int:
   """Write a checkpoint's adapters and the tokenizer's files, and return the step."""
-  config, like = experiment.config, param_shapes(experiment)
-  trained, step = checkpoint.restore_params(experiment.workdir, step, like)
+  config, shapes = experiment.config, param_shapes(experiment)
+  adapters, step = checkpoint.restore_params(experiment.workdir, step, shapes)
   if hosts.is_first():
     experiment.tokenizer.save(out)
-  named = hub_checkpoint.named(experiment.model_name)
-  base, commit = hub.as_known(named)[1:] if named else (experiment.model_name, None)
-  weights.save_adapters(out, config.lora, experiment.model, trained, base, commit)
+  repository = hub_checkpoint.named(experiment.model_name)
+  base, commit = hub.as_known(repository)[1:] if repository else (experiment.model_name, None)
+  weights.save_adapters(out, config.lora, experiment.model, adapters, base, commit)
   return step
 
 

@@ -68,13 +68,13 @@ def _summary(response: Response) -> str:
   """Describe a response: its length, log-probability and, for an episode, its verdict."""
   total, count = float(response.logp.sum()), response.num_own
   cut = ', truncated' if response.truncated else ''
-  ended = ''
-  if judged := response.verdict:
-    reason = f' ({judged.reason})' if judged.reason else ''
+  ending = ''
+  if verdict := response.verdict:
+    reason = f' ({verdict.reason})' if verdict.reason else ''
     turns = counted(len(response.turns), 'turn')
-    ended = f'{turns}, reward {judged.reward:g}, {judged.outcome}{reason}; '
-  written = counted(count, 'token')
-  return f'{ended}{written}{cut}, log-probability {total:.2f}, {total / count:.3f} per token'
+    ending = f'{turns}, reward {verdict.reward:g}, {verdict.outcome}{reason}; '
+  length = counted(count, 'token')
+  return f'{ending}{length}{cut}, log-probability {total:.2f}, {total / count:.3f} per token'
 
 
 def _text(tokenizer: Tokenizer, response: Response, by_token: bool) -> str:
@@ -88,10 +88,10 @@ def _text(tokenizer: Tokenizer, response: Response, by_token: bool) -> str:
   if not response.turns:
     return tokenizer.decode(response.tokens)
   lines = list[str]()
-  for written, observed in turn_places(response.turns):
-    lines.append(f'policy: {tokenizer.decode(response.tokens[written])}')
-    if observed.stop > observed.start:
-      text = tokenizer.decode(response.tokens[observed], special=True)  # with turn markers
+  for policy_slice, reply_slice in turn_places(response.turns):
+    lines.append(f'policy: {tokenizer.decode(response.tokens[policy_slice])}')
+    if reply_slice.stop > reply_slice.start:
+      text = tokenizer.decode(response.tokens[reply_slice], special=True)  # with turn markers
       lines.append(f'environment: {text.strip()}')
   return '\n'.join(lines)
 

@@ -28,4 +28,4 @@ def main(args: command_line.Args, *names: str) -> None:
 
 def run() -> None:
   """Run the CLI."""
-  command_line.run(main, define_flags, several='model')
+  command_line.run(main, define_flags, metavar='model')

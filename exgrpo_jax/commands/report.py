@@ -65,4 +65,4 @@ def main(args: command_line.Args, *workdirs: str) -> None:
 
 def run() -> None:
   """Run the CLI."""
-  command_line.run(main, define_flags, several='WORKDIR')
+  command_line.run(main, define_flags, metavar='WORKDIR')

@@ -51,7 +51,7 @@ def main(args: command_line.Args) -> None:
     )
   options = slurm.check_options(args.sbatch)
   path = config_files.shipped_path(args.sweep, _SWEEPS, 'sweep')
-  planned = sweep.plan_trials(
+  plan = sweep.plan_trials(
     trials.load(path),
     path,
     args.config,
@@ -60,15 +60,15 @@ def main(args: command_line.Args) -> None:
     args.workdir,
   )
   if args.launcher == 'commands':
-    sweep.print_commands(planned)
+    sweep.print_commands(plan)
     return
   if args.launcher == 'slurm':
-    at_once = args.parallel if args['parallel'].present else None
-    sweep.report(planned, args.workdir, slurm.submit(planned, args.workdir, options, at_once))
+    max_parallel = args.parallel if args['parallel'].present else None
+    sweep.report(plan, args.workdir, slurm.submit(plan, args.workdir, options, max_parallel))
     return
-  conclude = functools.partial(sweep.report, planned, args.workdir)
+  conclude = functools.partial(sweep.report, plan, args.workdir)
   command = [*console.program(), 'sweep']
-  sys.exit(sweep.run(planned, args.workdir, args.parallel, command, conclude))
+  sys.exit(sweep.run(plan, args.workdir, args.parallel, command, conclude))
 
 
 def run() -> None:

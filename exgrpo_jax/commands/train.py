@@ -41,39 +41,39 @@ def main(args: command_line.Args, callbacks: Sequence[Callback] = ()) -> None:
   For `callbacks`, see `session.open_run`.
   """
   config, workdir = check_start(args.config, args.workdir), args.workdir
-  done = session.steps_done(workdir)
-  if not config.num_epochs and _is_finished(config, workdir, done):
+  newest_step = session.steps_done(workdir)
+  if not config.num_epochs and _is_finished(config, workdir, newest_step):
     return
   log = os.path.join(workdir, 'console.log')
   with owned(workdir), console.opened(log), session.explained(workdir):
-    _train(args, done, callbacks)
+    _train(args, newest_step, callbacks)
 
 
-def _is_finished(config: RunConfig, workdir: str, done: int) -> bool:
+def _is_finished(config: RunConfig, workdir: str, newest_step: int) -> bool:
   """Return True, and print why, if the run has taken more steps than the config specifies."""
-  if done > config.num_steps:
-    print(messages.finished(workdir, done, config.length), flush=True)
-  return done > config.num_steps
+  if newest_step > config.num_steps:
+    print(messages.finished(workdir, newest_step, config.length), flush=True)
+  return newest_step > config.num_steps
 
 
-def _train(args: command_line.Args, done: int, callbacks: Sequence[Callback]) -> None:
+def _train(args: command_line.Args, newest_step: int, callbacks: Sequence[Callback]) -> None:
   """Run the remaining training steps, or only compile the programs."""
-  workdir, loaded = args.workdir, session.load(args.config, args.workdir)
-  experiment, rollout, evaluations = loaded
+  workdir = args.workdir
+  experiment, rollout, evaluations = session.load(args.config, workdir)
   config = experiment.config  # with the number of steps, which may depend on the data
-  if _is_finished(config, workdir, done):
+  if _is_finished(config, workdir, newest_step):
     return
-  full = machine.explained(lambda: memory.largest(experiment))
-  with full, jax.set_mesh(experiment.meshes.training), compilations.counted() as compiled:
+  explanation = machine.explained(lambda: memory.largest(experiment))
+  with explanation, jax.set_mesh(experiment.meshes.training), compilations.counted() as compiled:
     every, epochs = config.evaluation.every, config.num_epochs
     length = f'{config.num_steps:,}' + f', config.num_epochs={epochs:g}' * bool(epochs)
-    print(messages.banner(rollout, evaluations, every, done, length, workdir), flush=True)
+    print(messages.banner(rollout, evaluations, every, newest_step, length, workdir), flush=True)
     if args.compile_only:
       rehearsal.run(experiment)
       print(f'compiled {compiled}', flush=True)
       return
     start = session.claim(args.config, experiment, rollout)
-    session.train(*loaded, start, compiled, callbacks)
+    session.train(experiment, rollout, evaluations, start, compiled, callbacks)
   if hosts.is_first():
     print(f'compiled {compiled}', flush=True)
     is_saved = bool(checkpoint.steps(workdir))  # False if config.num_steps is 0

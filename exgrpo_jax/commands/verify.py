@@ -37,12 +37,12 @@ def main(argv: list[str]) -> None:
 
 def _answer(args: argparse.Namespace) -> str:
   config = verifier.VerifierConfig(args.require)
-  given = [f'--{name}' for name in ('response', 'answer') if getattr(args, name) is not None]
-  if args.file is not None and given:
-    raise InputError(f'--file and {given[0]} are both given. Pass a file or a single response.')
+  flags = [f'--{name}' for name in ('response', 'answer') if getattr(args, name) is not None]
+  if args.file is not None and flags:
+    raise InputError(f'--file and {flags[0]} are both given. Pass a file or a single response.')
   if args.file is not None:
     return score(args.file, config, args.kind, args.verifier)
-  if len(given) == 2:
+  if len(flags) == 2:
     return explain(args.response, args.answer, config, args.kind, args.verifier)
   raise InputError(
     r"--response and --answer are required, e.g. --response='\boxed{5}' --answer=5. Add both "

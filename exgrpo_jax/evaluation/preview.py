@@ -23,7 +23,7 @@ from exgrpo_jax.errors import InputError, counted
 from exgrpo_jax.evaluation import truths
 from exgrpo_jax.experiment.experiment import RunConfig
 
-_SHOWN = 3  # questions
+_NUM_EXAMPLES = 3  # questions
 _SOLUTION = 300  # characters
 _SHARES = (50, 90, 99, 100)  # percentiles
 
@@ -33,10 +33,10 @@ class Prompts(NamedTuple):
 
   unit: str
   lengths: np.ndarray  # int [questions], in `unit`
-  first: list[str]  # the texts that are shown
+  texts: list[str]  # the texts that are shown
 
 
-def describe(spec: str, config: RunConfig, opened: Tokenizer | None) -> str:
+def describe(spec: str, config: RunConfig, tokenizer: Tokenizer | None) -> str:
   """Return the command's output. Without a tokenizer, prompt lengths are in characters.
 
   Raises InputError if the data does not exist or cannot be read.
@@ -45,47 +45,47 @@ def describe(spec: str, config: RunConfig, opened: Tokenizer | None) -> str:
   data = questions.load(dataclasses.replace(config.data, on_unverifiable='drop'), spec)
   environments = environment_pool.of(config.environment) if config.environment.name else None
   if environments:
-    shown = environment_pool.begin(list(data), data.spec, environments)
-    prompts = _rendered(shown, config.prompt, opened, environments.tools())
-  elif opened:
-    tokenized = store.tokenized(data, opened, config.prompt)
-    shown = data[:_SHOWN]
-    first = [opened.decode(ids, special=True) for ids in tokenized[:_SHOWN]]
-    prompts = Prompts('tokens', tokenized.lengths, first)
+    examples = environment_pool.begin(list(data), data.spec, environments)
+    prompts = _render(examples, config.prompt, tokenizer, environments.tools())
+  elif tokenizer:
+    prompt_tokens = store.tokenized(data, tokenizer, config.prompt)
+    examples = data[:_NUM_EXAMPLES]
+    texts = [tokenizer.decode(ids, special=True) for ids in prompt_tokens[:_NUM_EXAMPLES]]
+    prompts = Prompts('tokens', prompt_tokens.lengths, texts)
   else:
-    shown, prompts = data[:_SHOWN], _rendered(data, config.prompt, None)
+    examples, prompts = data[:_NUM_EXAMPLES], _render(data, config.prompt, None)
   parts = [_summary(data, prompts, config)]
-  for question, text, length in zip(shown, prompts.first, prompts.lengths):
+  for question, text, length in zip(examples, prompts.texts, prompts.lengths):
     parts.append(_question(question, text, f'{length} {prompts.unit}'))
     if environments:
-      parts[-1] += '\n' + _indented('episode', _episode(environments, question, config))
+      parts[-1] += '\n' + _indent('episode', _episode(environments, question, config))
   return '\n\n'.join(parts) + '\n'
 
 
-def _rendered(
-  asked: Iterable[Question],
-  rendering: prompt.PromptConfig,
-  opened: Tokenizer | None,
+def _render(
+  rows: Iterable[Question],
+  settings: prompt.PromptConfig,
+  tokenizer: Tokenizer | None,
   tools: Sequence[dict[str, Any]] = (),
 ) -> Prompts:
   """Render questions as prompts, including the tool descriptions."""
-  chat = opened.chat if opened else prompt.NO_CHAT
-  texts = [prompt.render(question.messages, rendering, chat, tools) for question in asked]
-  sizes = list(map(len, opened.encode_all(texts) if opened else texts))
-  return Prompts('tokens' if opened else 'characters', np.array(sizes), texts[:_SHOWN])
+  chat = tokenizer.chat if tokenizer else prompt.NO_CHAT
+  texts = [prompt.render(question.messages, settings, chat, tools) for question in rows]
+  lengths = list(map(len, tokenizer.encode_all(texts) if tokenizer else texts))
+  return Prompts('tokens' if tokenizer else 'characters', np.array(lengths), texts[:_NUM_EXAMPLES])
 
 
 def _episode(environments: Pool, question: Question, config: RunConfig) -> str:
   """Describe an episode played by the environment's player, with each turn's reward."""
   try:
-    (played,) = environments.demonstrations([question], [0], config.environment.max_turns)
+    (turns,) = environments.demonstrations([question], [0], config.environment.max_turns)
   except InputError as error:
     return f'none: {error}'
   lines = list[str]()
-  for said, observation in played:
-    answers = ' / '.join(message['content'] for message in as_messages(observation.messages))
+  for text, observation in turns:
+    reply = ' / '.join(message['content'] for message in as_messages(observation.messages))
     ending = (' (solved)' if observation.success else ' (not solved)') if observation.done else ''
-    lines += [f'policy: {said}', f'environment: {answers} [reward {observation.reward:g}]{ending}']
+    lines += [f'policy: {text}', f'environment: {reply} [reward {observation.reward:g}]{ending}']
   return '\n'.join(lines)
 
 
@@ -101,7 +101,7 @@ def _summary(data: Dataset, prompts: Prompts, config: RunConfig) -> str:
     for share, length in zip(_SHARES, lengths)
   )
   lines.append(f'  prompts    {prompts.unit} in template {config.prompt.template!r}: {spread}')
-  lines += [f'  left out   {line}' for line in _left_out(data, prompts, config)]
+  lines += [f'  left out   {line}' for line in _omissions(data, prompts, config)]
   if not config.environment.name:
     first, *others = truths.summary(data)
     lines += [f'  truths     {first}', *(f'           {line}' for line in others)]
@@ -114,42 +114,42 @@ def _summary(data: Dataset, prompts: Prompts, config: RunConfig) -> str:
   return '\n'.join(lines)
 
 
-def _left_out(data: Dataset, prompts: Prompts, config: RunConfig) -> list[str]:
+def _omissions(data: Dataset, prompts: Prompts, config: RunConfig) -> list[str]:
   """Return one line per reason why rows are left out or refused; ['nothing'] if there are none."""
   lines = [
-    f'{counted(left_out.rows, "row")} of the file: {reason}, first at {left_out.first}'
-    + _refused(config.data.on_unverifiable, 'on_unverifiable')
-    for reason, left_out in data.store.left_out.items()
+    f'{counted(omission.rows, "row")} of the file: {reason}, first at {omission.first}'
+    + _refusal_note(config.data.on_unverifiable, 'on_unverifiable')
+    for reason, omission in data.store.left_out.items()
   ]
   limit = config.rollout.max_prompt
   if prompts.unit != 'tokens':
     lines.append(
       'prompts over the limit cannot be counted without a tokenizer; choose a model with --model'
     )
-  elif over := int(np.sum(prompts.lengths > limit)):
+  elif count := int(np.sum(prompts.lengths > limit)):
     lines.append(
-      f'{counted(over, "question")}: over config.rollout.max_prompt={limit} tokens'
-      + _refused(config.data.on_overlong, 'on_overlong')
+      f'{counted(count, "question")}: over config.rollout.max_prompt={limit} tokens'
+      + _refusal_note(config.data.on_overlong, 'on_overlong')
     )
   return lines or ['nothing']
 
 
-def _refused(choice: str, key: str) -> str:
+def _refusal_note(choice: str, key: str) -> str:
   return f"; a run refuses them unless config.data.{key}='drop'" if choice == 'refuse' else ''
 
 
 def _question(question: Question, text: str, length: str) -> str:
   lines = [
     f'question {question.row}: {length}, kind {question.kind}, source {question.source}',
-    _indented('prompt', text),
-    _indented('answer', question.answer),
+    _indent('prompt', text),
+    _indent('answer', question.answer),
   ]
   if question.solution:
     cut = '…' if len(question.solution) > _SOLUTION else ''
-    lines.append(_indented('solution', question.solution[:_SOLUTION] + cut))
+    lines.append(_indent('solution', question.solution[:_SOLUTION] + cut))
   return '\n'.join(lines)
 
 
-def _indented(name: str, text: str) -> str:
+def _indent(name: str, text: str) -> str:
   first, *others = text.split('\n')
   return '\n'.join([f'  {name:<9}| {first}', *(f'  {"":<9}| {line}' for line in others)])

@@ -44,15 +44,15 @@ def sample(
       f'prompts={prompts!r}: this must be a list of strings. For a single prompt, write '
       "['48+3-9+7']. For a system message, set config.prompt.system."
     )
-  encoded = [np.array(tokenizer.encode(render(policy, text)), np.int32) for text in texts]
-  check_embedded(policy.experiment, encoded, 'a prompt')
-  longest, limit = max(map(len, encoded)), config.rollout.max_prompt
+  prompt_tokens = [np.array(tokenizer.encode(render(policy, text)), np.int32) for text in texts]
+  check_embedded(policy.experiment, prompt_tokens, 'a prompt')
+  longest, limit = max(map(len, prompt_tokens)), config.rollout.max_prompt
   if longest > limit:
     raise InputError(
       f'config.rollout.max_prompt={limit}: a prompt is {longest} tokens long after rendering. '
       'Shorten the prompt or raise the limit.'
     )
-  return _sampled(policy, encoded, range(len(texts)), samples, seed)
+  return _sample(policy, prompt_tokens, range(len(texts)), samples, seed)
 
 
 def play(
@@ -76,7 +76,7 @@ def play(
       f'--row={row}: {data.spec} only has rows 0 to {len(data.questions) - 1}. Choose one of them.'
     )
   (question,) = data.questions.read([row])
-  (episodes,) = _sampled(policy, [data.prompts[row]], [row], samples, seed, [question])
+  (episodes,) = _sample(policy, [data.prompts[row]], [row], samples, seed, [question])
   return data.prompts[row], episodes
 
 
@@ -87,34 +87,34 @@ def check_samples(samples: int) -> None:
     raise InputError(f'samples={samples}: the number of responses must be at least 1.')
 
 
-def _sampled(
+def _sample(
   policy: Policy,
   prompts: Sequence[np.ndarray],
   rows: Sequence[int],
   samples: int,
   seed: int,
-  asked: Sequence[Question] = (),
+  questions: Sequence[Question] = (),
 ) -> list[list[Response]]:
   """Sample responses to each prompt, with a decoder just large enough for these prompts."""
   check_samples(samples)
   check_argument('seed', seed, numbers.Integral, 'an integer')
   experiment, longest = policy.experiment, max(map(len, prompts))
   rollout = experiment.config.rollout
-  sized = dataclasses.replace(
+  rollout = dataclasses.replace(
     rollout,
     questions=len(prompts),
     partial=False,  # its limits on the number of prompts apply only to training
     slots=min(rollout.slots, len(prompts) * samples),
     max_prompt=min(rollout.max_prompt, max(_SHORTEST_PREFILL, 1 << (longest - 1).bit_length())),
   )
-  config = dataclasses.replace(experiment.config, rollout=sized)
+  config = dataclasses.replace(experiment.config, rollout=rollout)
   sampler = make_sampler(
     dataclasses.replace(experiment, config=config),
     Purpose.GENERATE,
     seed=seed,
     distribution=experiment.config.evaluation.distribution,
   )
-  requests = requests_for(prompts, rows, samples, 0, sized.max_response, asked)
+  requests = requests_for(prompts, rows, samples, 0, rollout.max_response, questions)
   with jax.set_mesh(experiment.meshes.training):
     responses, _ = sampler.generate(policy.decode_params, requests)
   return [responses[start : start + samples] for start in range(0, len(responses), samples)]

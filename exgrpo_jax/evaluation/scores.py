@@ -47,8 +47,8 @@ def score(
   exist or `samples` is not positive.
   """
   policies.check(policy)
-  needed = "a data spec, such as 'chains:test[:100]'. Score several in separate calls"
-  check_argument('spec', spec, (str, os.PathLike), needed)
+  requirement = "a data spec, such as 'chains:test[:100]'. Score several in separate calls"
+  check_argument('spec', spec, (str, os.PathLike), requirement)
   experiment = policy.experiment
   if samples is not None:
     check_samples(samples)
@@ -72,9 +72,9 @@ def score_all(
     params = model.decode_layout(experiment.model, params, experiment.meshes)
   for data in evaluations:
     with activity.doing(spec_name(data.spec)):
-      of_data, records = score_policy(experiment, params, data, step)
+      data_scores, records = score_policy(experiment, params, data, step)
     metrics.write_rows(records_path(f'{experiment.workdir}/evaluation', step, data.spec), records)
-    scores |= of_data
+    scores |= data_scores
     if data.spec in config.data.validation:
       validation += [
         rows for name, rows in by_source(records).items() if name not in config.export.best_without
@@ -107,22 +107,22 @@ def score_policy(
     Records with the questions, responses, verdicts and sampling settings.
   """
   config, tokenizer = experiment.config, experiment.tokenizer
-  wanted, samples = config.evaluation, config.evaluation.samples
+  settings, samples = config.evaluation, config.evaluation.samples
   questions = list(data.questions)  # read once, because each access reads from the disk
-  sampler = make_sampler(experiment, Purpose.EVALUATION, distribution=wanted.distribution)
+  sampler = make_sampler(experiment, Purpose.EVALUATION, distribution=settings.distribution)
   rows, limit = [question.row for question in questions], config.rollout.max_response
   requests = requests_for(data.prompts, rows, samples, step, limit, questions)
   responses, _ = sampler.generate(decode_params, requests)
   texts = [tokenizer.decode(response.tokens) for response in responses]
   prompts = [tokenizer.decode(prompt, special=True) for prompt in data.prompts]
   thinks = all(prompt.endswith(THINK) for prompt in prompts)
-  judged = [response.verdict for response in responses if response.verdict]
-  verdicts = judged or _grade(config, questions, texts, thinks)
+  episode_verdicts = [response.verdict for response in responses if response.verdict]
+  verdicts = episode_verdicts or _grade(config, questions, texts, thinks)
   pool.refuse_all_failed(f'evaluation on {data.spec}', verdicts)
   if warning := alarms.grading(step, [verdicts]):
     hosts.warn(f'{data.spec}: {warning}')
   records = _records(tokenizer, questions, prompts, responses, texts, verdicts)
-  sampling = dataclasses.asdict(wanted.distribution) | {'seed': config.seed, 'step': step}
+  sampling = dataclasses.asdict(settings.distribution) | {'seed': config.seed, 'step': step}
   records = [record | {'sampling': sampling} for record in records]
   name = spec_name(data.spec)
   groups, scores = by_source(records), {}
@@ -134,8 +134,8 @@ def score_policy(
 def with_samples(experiment: Experiment, samples: int) -> Experiment:
   """Return the experiment with `samples` responses per evaluated question."""
   config = experiment.config
-  changed = dataclasses.replace(config.evaluation, samples=samples)
-  return dataclasses.replace(experiment, config=dataclasses.replace(config, evaluation=changed))
+  evaluation = dataclasses.replace(config.evaluation, samples=samples)
+  return dataclasses.replace(experiment, config=dataclasses.replace(config, evaluation=evaluation))
 
 
 def by_source(records: Sequence[Record]) -> dict[str, list[Record]]:
@@ -158,9 +158,9 @@ def majority(question: Question, verdicts: Sequence[Verdict]) -> float | None:
     for verdict in verdicts
     if verdict.answer is not None
   )
-  most = max(votes.values(), default=0)
-  tied = [is_correct for (is_correct, _), count in votes.items() if count == most]
-  return sum(tied) / len(tied) if tied else None
+  max_votes = max(votes.values(), default=0)
+  winners = [is_correct for (is_correct, _), count in votes.items() if count == max_votes]
+  return sum(winners) / len(winners) if winners else None
 
 
 def table(scores: Mapping[str, float]) -> str:
@@ -192,8 +192,8 @@ def compare(first: Sequence[Record], second: Sequence[Record]) -> str:
   for source, records in pairs.items():
     keys = [(index, comparison.asked(record)) for index, record in enumerate(records)]
     shares = (
-      {key: float(np.mean(record['correct'])) for key, record in zip(keys, of_policy)}
-      for of_policy in (records, [record['other'] for record in records])
+      {key: float(np.mean(record['correct'])) for key, record in zip(keys, policy_records)}
+      for policy_records in (records, [record['other'] for record in records])
     )
     difference_Q, _, (mean, low, high) = comparison.compare(*shares, of_questions=True)
     samples = len(records[0]['correct'])
@@ -206,9 +206,9 @@ def compare(first: Sequence[Record], second: Sequence[Record]) -> str:
   return '\n'.join(lines)
 
 
-def records_path(out: str, step: int, spec: str, made: str = '') -> str:
+def records_path(out: str, step: int, spec: str, suffix: str = '') -> str:
   """Return the path of an evaluation's records in the folder `out`."""
-  return os.path.join(out, f'step_{step:06d}_{spec_name(spec)}{made}.jsonl')
+  return os.path.join(out, f'step_{step:06d}_{spec_name(spec)}{suffix}.jsonl')
 
 
 def _grade(
@@ -220,14 +220,14 @@ def _grade(
   True if all prompts end in <think>; otherwise, responses need not contain </think>.
   """
   samples = len(texts) // len(questions)
-  asked = [question for question in questions for _ in range(samples)]
+  response_questions = [question for question in questions for _ in range(samples)]
   require = tuple(part for part in config.evaluation.require if part != 'think' or thinks)
   with Grader(config.grading.correctness_alone, verifier.VerifierConfig(require)) as grader:
     return grader.grade(
       texts,
-      [question.answer for question in asked],
-      [question.kind for question in asked],
-      [functools.partial(stages.question_facts, question) for question in asked],
+      [question.answer for question in response_questions],
+      [question.kind for question in response_questions],
+      [functools.partial(stages.question_facts, question) for question in response_questions],
     )
 
 
@@ -309,24 +309,24 @@ def evaluate(
 
   Call this with the training mesh set. Records are written to `out`, unless `out` is ''.
   """
-  policy, evaluated = policies.restore(source, experiment), []
+  policy, results = policies.restore(source, experiment), []
   for part in parts:
     spec = part.data.spec
     with activity.doing(f'evaluation on {spec}'):
       scores, records = score_policy(
         with_samples(experiment, part.samples), policy.decode_params, part.data, policy.step
       )
-    of_run = f' at step {policy.step}' if source.kind == 'run' else ''
+    step_text = f' at step {policy.step}' if source.kind == 'run' else ''
     sampling = experiment.config.evaluation.distribution
-    print(f'{spec}{of_run}, {sampling}\n{table(scores)}', flush=True)
+    print(f'{spec}{step_text}, {sampling}\n{table(scores)}', flush=True)
     if out:
-      path = _write_by_hand(out, source.describe(), policy.step, spec, scores, records)
+      path = _write_manual(out, source.describe(), policy.step, spec, scores, records)
       print(f'responses: {path}', flush=True)
-    evaluated.append((part, records))
-  return policy.step, evaluated
+    results.append((part, records))
+  return policy.step, results
 
 
-def _write_by_hand(
+def _write_manual(
   out: str,
   policy: Mapping[str, str],
   step: int,
@@ -337,8 +337,8 @@ def _write_by_hand(
   """Write records to a new file and add a line to evaluations.jsonl; return the file's path."""
   now = datetime.datetime.now().astimezone()
   sampling, samples = records[0]['sampling'], len(records[0]['responses'])
-  made = f'_temperature_{sampling["temperature"]:g}_samples_{samples}_{now:%Y%m%dT%H%M%S%f}'
-  path = records_path(out, step, spec, made)
+  suffix = f'_temperature_{sampling["temperature"]:g}_samples_{samples}_{now:%Y%m%dT%H%M%S%f}'
+  path = records_path(out, step, spec, suffix)
   metrics.write_rows(path, records)
   line = {
     'time': now.isoformat(timespec='seconds'),
@@ -354,7 +354,7 @@ def _write_by_hand(
   return path
 
 
-def prepared(
+def prepare_policy(
   source: Source, values: ConfigDict, specs: Sequence[str]
 ) -> tuple[Experiment, list[Part]]:
   """Open the experiment of a policy, and load the questions of each data spec."""
@@ -364,13 +364,13 @@ def prepared(
     return experiment, [Part(load_questions(experiment, spec), samples, ()) for spec in specs]
 
 
-def of_one(
+def evaluate_policy(
   source: Source, experiment: Experiment, parts: Sequence[Part], out: str
 ) -> list[Records]:
-  """Evaluate a policy that `prepared` has opened, and return the records of each part."""
+  """Evaluate a policy that `prepare_policy` has opened, and return the records of each part."""
   meshes = experiment.meshes
   # Another policy may have been opened since, with its own commits.
   with jax.set_mesh(meshes.training), console.opened(), machine.explained(), hub.as_in(source.path):
     print(source.path, flush=True)
-    _, evaluated = evaluate(source, experiment, parts, out)
-  return [records for _, records in evaluated]
+    _, results = evaluate(source, experiment, parts, out)
+  return [records for _, records in results]

@@ -69,41 +69,43 @@ def open_table(value: str, out: str | None, row: str) -> Table:
   return table
 
 
-def with_settings(suite: Suite, values: ConfigDict, given: Iterable[str]) -> ConfigDict:
-  """Apply the suite's settings, except for keys that are `given` on the command line."""
-  kept = {key: value for key, value in suite.settings.items() if key not in given}
-  return overridden(values, kept)
+def with_settings(suite: Suite, values: ConfigDict, overrides: Iterable[str]) -> ConfigDict:
+  """Apply the suite's settings, except for the keys in `overrides`, set on the command line."""
+  settings = {key: value for key, value in suite.settings.items() if key not in overrides}
+  return overridden(values, settings)
 
 
 def plan(
-  table: Table, loaded: Sequence[QuestionSet], config: RunConfig, may_miss: bool
+  table: Table, question_sets: Sequence[QuestionSet], config: RunConfig, may_miss: bool
 ) -> list[Part]:
   """Plan the sampling; raises InputError if the row is not comparable with the table's other rows.
 
-  With `may_miss`, `loaded` need not contain questions for every benchmark.
+  With `may_miss`, `question_sets` need not contain questions for every benchmark.
   """
-  parts = _parts(table.suite, loaded)
-  used = {benchmark.source for part in parts for benchmark in part.benchmarks}
-  missing = [one.label for one in table.suite.benchmarks if one.source not in used]
-  where = ', '.join(data.spec for data in loaded)
+  parts = _parts(table.suite, question_sets)
+  sources = {benchmark.source for part in parts for benchmark in part.benchmarks}
+  missing = [
+    benchmark.label for benchmark in table.suite.benchmarks if benchmark.source not in sources
+  ]
+  specs = ', '.join(data.spec for data in question_sets)
   if missing and (not may_miss or not parts):
     raise InputError(
-      f'--suite={table.name}: {where} has no questions from {", ".join(missing)}. Use '
+      f'--suite={table.name}: {specs} has no questions from {", ".join(missing)}. Use '
       '--data to pass files that contain them. With --data, benchmarks without questions are left '
       'blank, but at least one must have questions.'
     )
-  others = {question.source for data in loaded for question in data.questions} - used
+  other_sources = {q.source for data in question_sets for q in data.questions} - sources
   if missing:
-    print(f'{", ".join(missing)}: no questions in {where}; left blank', flush=True)
-  if others:
-    print(f'not in the suite, so left out: {", ".join(sorted(others))}', flush=True)
-  planned = {
+    print(f'{", ".join(missing)}: no questions in {specs}; left blank', flush=True)
+  if other_sources:
+    print(f'not in the suite, so left out: {", ".join(sorted(other_sources))}', flush=True)
+  benchmarks = {
     benchmark.label: {'content': _content(questions), 'responses': len(questions) * part.samples}
     for part in parts
     for benchmark in part.benchmarks
     for questions in [[q for q in part.data.questions if q.source == benchmark.source]]
   }
-  row = {'settings': _settings(table.suite, config), 'benchmarks': planned}
+  row = {'settings': _settings(table.suite, config), 'benchmarks': benchmarks}
   benchmark_table.check_comparable(row, benchmark_table.read(table.folder), table.folder)
   return parts
 
@@ -112,7 +114,7 @@ def write_row(
   table: Table,
   config: RunConfig,
   policy: Mapping[str, Any],
-  evaluated: Sequence[tuple[Part, Sequence[Record]]],
+  results: Sequence[tuple[Part, Sequence[Record]]],
 ) -> str:
   """Write the row's file and the tables of all rows; return the table as Markdown.
 
@@ -127,7 +129,7 @@ def write_row(
     'settings': _settings(table.suite, config),
     'benchmarks': {
       benchmark.label: _result(part, benchmark.source, records) | {'measure': benchmark.measure}
-      for part, records in evaluated
+      for part, records in results
       for benchmark in part.benchmarks
     },
   }
@@ -144,13 +146,13 @@ def _result(part: Part, source: str, records: Sequence[Record]) -> dict[str, Any
   """Compute a benchmark's score and interval, and describe its questions."""
   rows = [record for record in records if record['source'] == source]
   correct_QK = np.array([record['correct'] for record in rows], float)
-  asked = [comparison.asked(record) for record in rows]
-  value, low, high = comparison.interval_95(correct_QK, asked)
+  cluster_keys = [comparison.asked(record) for record in rows]
+  value, low, high = comparison.interval_95(correct_QK, cluster_keys)
   return {
     'score': value,
     'low': low,
     'high': high,
-    'questions': len(set(asked)),
+    'questions': len(set(cluster_keys)),
     'responses': correct_QK.size,
     'truncated': float(np.mean([record['truncated'] for record in rows])),
     'content': _content([q for q in part.data.questions if q.source == source]),
@@ -175,7 +177,7 @@ def load_suite(path: str) -> Suite:
 def _check(suite: Any) -> None:
   if not isinstance(suite, Suite) or not suite.benchmarks:
     raise InputError(f'get_suite() must return a Suite with benchmarks, not {suite!r}')
-  seen: dict[str, str] = {}  # label or source -> label
+  labels: dict[str, str] = {}  # label or source -> the benchmark's label
   for benchmark in suite.benchmarks:
     label = benchmark.label
     if benchmark.group not in GROUPS or benchmark.samples < 1:
@@ -184,57 +186,57 @@ def _check(suite: Any) -> None:
         f'{", ".join(GROUPS)}, and samples={benchmark.samples} must be at least 1'
       )
     for key in (f'label {label}', f'source {benchmark.source}'):
-      if key in seen:
+      if key in labels:
         raise InputError(
-          f"benchmarks '{label}' and '{seen[key]}' share a label or a source, but labels "
+          f"benchmarks '{label}' and '{labels[key]}' share a label or a source, but labels "
           'and sources must be unique'
         )
-      seen[key] = label
+      labels[key] = label
 
 
-def _parts(suite: Suite, loaded: Sequence[QuestionSet]) -> list[Part]:
-  """Divide the questions into parts; benchmarks without questions in `loaded` are skipped.
+def _parts(suite: Suite, question_sets: Sequence[QuestionSet]) -> list[Part]:
+  """Divide the questions into parts; benchmarks without questions in `question_sets` are skipped.
 
   For a benchmark with k > 1 samples per question and c copies of each question, each row gets k / c
   responses. Raises InputError if two data specs contain questions of the same benchmark, the number
   of copies varies, or c does not divide k.
   """
-  found: dict[str, str] = {}  # source -> the data spec that contains it
-  planned = []
-  for data in loaded:
-    rows_of = collections.defaultdict(list)
+  specs: dict[str, str] = {}  # source -> the data spec that contains it
+  parts = []
+  for data in question_sets:
+    source_rows = collections.defaultdict(list)
     questions = list(data.questions)
     for row, question in enumerate(questions):
-      rows_of[question.source].append(row)
+      source_rows[question.source].append(row)
     by_samples = collections.defaultdict(list)
     for benchmark in suite.benchmarks:
-      rows = rows_of.get(benchmark.source)
+      rows = source_rows.get(benchmark.source)
       if not rows:
         continue
-      if benchmark.source in found:
+      if benchmark.source in specs:
         raise InputError(
-          f"'{found[benchmark.source]}' and '{data.spec}' both contain questions from source "
+          f"'{specs[benchmark.source]}' and '{data.spec}' both contain questions from source "
           f"'{benchmark.source}' ({benchmark.label}). Pass only one of the two specs to --data, or "
           'slice one of them so that it leaves these questions out.'
         )
-      found[benchmark.source] = data.spec
+      specs[benchmark.source] = data.spec
       samples = _samples(benchmark, [questions[row] for row in rows], data.spec)
       by_samples[samples].append(benchmark)
     for samples, benchmarks in by_samples.items():
-      rows = sorted(row for benchmark in benchmarks for row in rows_of[benchmark.source])
-      chosen = QuestionSet(
+      rows = sorted(row for benchmark in benchmarks for row in source_rows[benchmark.source])
+      question_set = QuestionSet(
         spec=data.spec,
         questions=data.questions.select(np.array(rows)),
         prompts=[data.prompts[row] for row in rows],
       )
-      planned.append(Part(chosen, samples, tuple(benchmarks)))
-  return planned
+      parts.append(Part(question_set, samples, tuple(benchmarks)))
+  return parts
 
 
 def _content(questions: Sequence[Question]) -> str:
   """Compute a digest of questions and answers that ignores order and duplicates."""
-  asked = sorted({repr((question.messages, question.answer)) for question in questions})
-  return hashlib.sha256('\n'.join(asked).encode()).hexdigest()[:16]
+  texts = sorted({repr((question.messages, question.answer)) for question in questions})
+  return hashlib.sha256('\n'.join(texts).encode()).hexdigest()[:16]
 
 
 def _samples(benchmark: Benchmark, questions: Sequence[Question], spec: str) -> int:
@@ -242,12 +244,12 @@ def _samples(benchmark: Benchmark, questions: Sequence[Question], spec: str) -> 
   if benchmark.samples == 1:
     return 1  # each row counts as a question
   copies = collections.Counter((question.messages, question.answer) for question in questions)
-  fewest, most = min(copies.values()), max(copies.values())
-  if fewest != most or benchmark.samples % most:
-    times = f'{most}' if fewest == most else f'{fewest} to {most}'
+  min_copies, max_copies = min(copies.values()), max(copies.values())
+  if min_copies != max_copies or benchmark.samples % max_copies:
+    times = f'{max_copies}' if min_copies == max_copies else f'{min_copies} to {max_copies}'
     raise InputError(
       f"{spec}: each question of source '{benchmark.source}' is listed {times} times, but "
       f'{benchmark.label} is measured as {benchmark.measure}. List every question the same '
       f'number of times, and make that number a divisor of {benchmark.samples}.'
     )
-  return benchmark.samples // most
+  return benchmark.samples // max_copies

@@ -46,8 +46,8 @@ def shipped_path(value: str, package: str, flag: str) -> str:
     if path.is_file() and value != '__init__':
       return os.fspath(path)
     names = shipped_names(package)
-    near = difflib.get_close_matches(value, names, n=1)
-    hint = f'Did you mean {near[0]!r}? ' if near else ''
+    matches = difflib.get_close_matches(value, names, n=1)
+    hint = f'Did you mean {matches[0]!r}? ' if matches else ''
     raise InputError(
       f'--{flag}={value}: there is no {flag} with this name. {hint}The value must be a path '
       f'ending in .py, or one of these names: {", ".join(names)}.'
@@ -92,7 +92,7 @@ def resolved(argv: Sequence[str]) -> list[str]:
 
   Raises InputError if the file doesn't exist or returns no config, or if an override is invalid.
   """
-  changed, path, follows = [], '', False
+  arguments, path, follows = [], '', False
   for arg in argv:
     name, equals, value = arg.partition('=')
     if follows:
@@ -103,14 +103,14 @@ def resolved(argv: Sequence[str]) -> list[str]:
     elif not path and _overridden_key(arg):
       raise InputError(f'{arg}: this flag overrides a setting of --config. Put --config before it.')
     follows = arg in ('-config', '--config')
-    changed.append(arg)
+    arguments.append(arg)
   if path:
     values = load(path)
-    for key, words in _overrides(changed).items():
+    for key, words in _overrides(arguments).items():
       _check_override(path, values, key, words)
       if key == 'objective.beta':  # a valid key, so no error explains the mix-up
         print(f'warning: {" ".join(words)}: {config.counterpart_hint("beta")}', file=sys.stderr)
-  return changed
+  return arguments
 
 
 def load(path: str) -> ConfigDict:
@@ -118,9 +118,9 @@ def load(path: str) -> ConfigDict:
 
   If `path` contains a colon, the text after it is passed to get_config.
   """
-  returned = 'a ConfigDict, as configs/smoke.py does'
+  description = 'a ConfigDict, as configs/smoke.py does'
   file, *argument = path.split(':', 1)
-  return config.evaluate_file(file, 'config', returned, _check_type, argument)[0]
+  return config.evaluate_file(file, 'config', description, _check_type, argument)[0]
 
 
 def load_config(name: str | os.PathLike, overrides: Mapping[str, Any] | None = None) -> ConfigDict:
@@ -148,29 +148,29 @@ def _overridden_key(arg: str) -> str:
 
 def _overrides(argv: Sequence[str]) -> dict[str, list[str]]:
   """Map each overridden key to the arguments that set it. A value may be a separate argument."""
-  found: dict[str, list[str]] = {}
+  overrides: dict[str, list[str]] = {}
   for number, arg in enumerate(argv):
     if key := _overridden_key(arg):
       value = [word for word in argv[number + 1 : number + 2] if not _FLAG.match(word)]
-      found.setdefault(key, []).extend([arg] if '=' in arg else [arg, *value])
-  return found
+      overrides.setdefault(key, []).extend([arg] if '=' in arg else [arg, *value])
+  return overrides
 
 
 def _check_override(path: str, values: ConfigDict, key: str, words: list[str]) -> None:
   """Raise InputError unless the config has the key and accepts the value in `words`."""
   text = words[-1].partition('=')[2] if _FLAG.match(words[-1]) else words[-1]
-  as_text = config.overridden(values, {key: text})  # rejects unknown keys
-  alone = flags.FlagValues()
+  text_values = config.overridden(values, {key: text})  # rejects unknown keys
+  flag_values = flags.FlagValues()
   command = ['', *words]
   try:
     config_flags.DEFINE_config_dict(
-      'config', copy.deepcopy(values), flag_values=alone, sys_argv=command
+      'config', copy.deepcopy(values), flag_values=flag_values, sys_argv=command
     )
-    alone(command)
+    flag_values(command)
   except (flags.Error, ValueError) as error:
-    present = f'In {path}, the value is {functools.reduce(getattr, key.split("."), values)!r}.'
+    note = f'In {path}, the value is {functools.reduce(getattr, key.split("."), values)!r}.'
     try:
-      parse_config(as_text)  # its error states the allowed values and the meaning
+      parse_config(text_values)  # its error states the allowed values and the meaning
     except InputError as refusal:
-      raise InputError(f'{refusal} {present}') from error
-    raise InputError(f'{" ".join(words)}: {error}. {present}') from error
+      raise InputError(f'{refusal} {note}') from error
+    raise InputError(f'{" ".join(words)}: {error}. {note}') from error

@@ -46,56 +46,56 @@ class Experiment:
   model_name: str  # the checkpoint: config.model.path as the user wrote it; '' if none
 
 
-def model_name(parsed: RunConfig) -> str:
+def model_name(config: RunConfig) -> str:
   """Return the folder or Hub name of the checkpoint that the config starts from; '' if none."""
-  return parsed.model.path or parsed.model.repository
+  return config.model.path or config.model.repository
 
 
-def with_folders(parsed: RunConfig, model: str) -> RunConfig:
+def with_folders(config: RunConfig, model: str) -> RunConfig:
   """Replace Hub names of the model and the tokenizer in the config with local folders.
 
   Fetches config and tokenizer files, but no weights. All hosts must call this. `model` is the
   model's name or folder, or ''. Raises InputError if a name cannot be fetched.
   """
   return dataclasses.replace(
-    parsed,
-    model=dataclasses.replace(parsed.model, path=hub_checkpoint.folder(model, 'config.model.path')),
+    config,
+    model=dataclasses.replace(config.model, path=hub_checkpoint.folder(model, 'config.model.path')),
     tokenizer=dataclasses.replace(
-      parsed.tokenizer, path=hub_checkpoint.folder(parsed.tokenizer.path, 'config.tokenizer.path')
+      config.tokenizer, path=hub_checkpoint.folder(config.tokenizer.path, 'config.tokenizer.path')
     ),
   )
 
 
-def with_dtype(parsed: RunConfig, workdir: str = '', platform: str = '') -> RunConfig:
+def with_dtype(config: RunConfig, workdir: str = '', platform: str = '') -> RunConfig:
   """Resolve a `model.dtype` of 'auto' in the config. All hosts must call this.
 
   The run in `workdir` keeps its dtype. A new run that reuses a warm start takes the warm start's
   dtype. Otherwise, the dtype depends on the `platform` that the model will run on ('' means JAX's
   default backend).
   """
-  if parsed.model.dtype != 'auto':
-    return parsed
-  dtype = _recorded_dtype(parsed, workdir)
+  if config.model.dtype != 'auto':
+    return config
+  dtype = _recorded_dtype(config, workdir)
   if dtype == 'auto':
     is_slow = (platform or jax.default_backend()) == 'cpu' and not machine.has_fast_bfloat16()
     dtype = 'float32' if is_slow else 'bfloat16'
-  model = dataclasses.replace(parsed.model, dtype=hosts.broadcast_from_first(dtype))
-  return dataclasses.replace(parsed, model=model)
+  model = dataclasses.replace(config.model, dtype=hosts.broadcast_from_first(dtype))
+  return dataclasses.replace(config, model=model)
 
 
-def _recorded_dtype(parsed: RunConfig, workdir: str) -> str:
+def _recorded_dtype(config: RunConfig, workdir: str) -> str:
   """Return the dtype of the run in `workdir` or of the warm start that it reuses, or 'auto'."""
   is_run = bool(workdir) and os.path.exists(os.path.join(workdir, 'config.json'))
   dtype = stored_dtype(read_config(workdir)) if is_run else 'auto'
-  if dtype == 'auto' and parsed.warm_start.num_updates and (is_run or parsed.warm_start.path):
-    origin = pathlib.Path(warm_start_folder(parsed, workdir), ORIGIN)
+  if dtype == 'auto' and config.warm_start.num_updates and (is_run or config.warm_start.path):
+    origin = pathlib.Path(warm_start_folder(config, workdir), ORIGIN)
     return stored_dtype(json.loads(origin.read_text())) if origin.exists() else 'auto'
   return dtype
 
 
-def warm_start_folder(parsed: RunConfig, workdir: str) -> str:
+def warm_start_folder(config: RunConfig, workdir: str) -> str:
   """Return the folder for the warm start's result."""
-  return os.path.expanduser(parsed.warm_start.path) or os.path.join(workdir, 'warm_start')
+  return os.path.expanduser(config.warm_start.path) or os.path.join(workdir, 'warm_start')
 
 
 def open_experiment(values: ConfigDict, workdir: str) -> Experiment:
@@ -108,29 +108,29 @@ def open_experiment(values: ConfigDict, workdir: str) -> Experiment:
   enters the decoding mesh itself.
   """
   hub.recall(workdir)
-  as_given = parse_config(values)
-  name = model_name(as_given)
-  parsed = with_folders(with_dtype(as_given, workdir), name)
-  shape = model_config(parsed)
-  if not parsed.tokenizer.path and not parsed.model.path:  # a tokenizer will be trained
-    questions.settle(parsed.data, _tokenizer_data(parsed))
+  config = parse_config(values)
+  name = model_name(config)
+  config = with_folders(with_dtype(config, workdir), name)
+  shape = model_config(config)
+  if not config.tokenizer.path and not config.model.path:  # a tokenizer will be trained
+    questions.settle(config.data, _tokenizer_data(config))
   with hosts.first_host_first('tokenizer'):  # the first host may train it for the others
-    text_tokenizer = _open_tokenizer(parsed, workdir)
+    text_tokenizer = _open_tokenizer(config, workdir)
   vocab_size = shape.vocab_size or text_tokenizer.vocab_size
-  if vocab_size < text_tokenizer.vocab_size and not parsed.model.path:
+  if vocab_size < text_tokenizer.vocab_size and not config.model.path:
     raise InputError(
       f'config.model.vocab_size={vocab_size}: the tokenizer has {text_tokenizer.vocab_size} '
       'tokens, and every token needs an embedding. Increase the value, or set it to 0 to use the '
       "tokenizer's size."
     )
-  compilations.keep(compilations.folder(parsed.compilation_cache, workdir))
-  meshes = sharding.make_meshes(parsed.mesh)
+  compilations.keep(compilations.folder(config.compilation_cache, workdir))
+  meshes = sharding.make_meshes(config.mesh)
   shape = dataclasses.replace(shape, vocab_size=vocab_size)
   check_meshes(shape, meshes)
-  _check_experts(parsed, shape)
-  lora.shapes(parsed.lora, model.shapes(shape, meshes.training))  # rejects a rank that is too large
+  _check_experts(config, shape)
+  lora.shapes(config.lora, model.shapes(shape, meshes.training))  # rejects a rank that is too large
   return Experiment(
-    config=parsed,
+    config=config,
     workdir=workdir,
     tokenizer=text_tokenizer,
     meshes=meshes,
@@ -153,30 +153,30 @@ def _check_experts(config: RunConfig, shape: model.ShapeConfig) -> None:
       )
 
 
-def model_config(parsed: RunConfig) -> model.ShapeConfig:
+def model_config(config: RunConfig) -> model.ShapeConfig:
   """Return the model's shape, from the checkpoint if there is one, otherwise from the config.
 
   The config's dtype must not be 'auto'; see `with_dtype`.
   """
-  own = parsed.model
-  configured = model.ShapeConfig(
-    **{field.name: getattr(own, field.name) for field in dataclasses.fields(model.ShapeConfig)}
+  settings = config.model
+  config_shape = model.ShapeConfig(
+    **{field.name: getattr(settings, field.name) for field in dataclasses.fields(model.ShapeConfig)}
   )
-  if not own.path:
-    return configured
-  file, values = os.path.join(own.path, 'config.json'), architecture.read_json(own.path)
-  of_checkpoint = architecture.parse(values, file, own.dtype)
-  if own.repository and of_checkpoint != configured:
+  if not settings.path:
+    return config_shape
+  file, values = os.path.join(settings.path, 'config.json'), architecture.read_json(settings.path)
+  checkpoint_shape = architecture.parse(values, file, settings.dtype)
+  if settings.repository and checkpoint_shape != config_shape:
     name = next(
-      name for name, value in vars(configured).items() if value != getattr(of_checkpoint, name)
+      name for name, value in vars(config_shape).items() if value != getattr(checkpoint_shape, name)
     )
     raise InputError(
-      f'{file}: {name} is {getattr(of_checkpoint, name)}, but config.model.{name} is '
-      f'{getattr(configured, name)} for {own.repository}. Set config.model.path to the folder of '
-      "that model, or set config.model.repository='' to train a different model."
+      f'{file}: {name} is {getattr(checkpoint_shape, name)}, but config.model.{name} is '
+      f'{getattr(config_shape, name)} for {settings.repository}. Set config.model.path to the '
+      "folder of that model, or set config.model.repository='' to train a different model."
     )
-  values = architecture.extended(values, own.extension)
-  longest = parsed.rollout.longest_row
+  values = architecture.extended(values, settings.extension)
+  longest = config.rollout.longest_row
   limit = values.get('max_position_embeddings', longest)
   if longest > limit:
     raise InputError(
@@ -184,7 +184,7 @@ def model_config(parsed: RunConfig) -> model.ShapeConfig:
       f'exceeds max_position_embeddings={limit} in {file}. Lower one of these settings, or extend '
       'the context with config.model.extension.'
     )
-  return architecture.parse(values, file, own.dtype)
+  return architecture.parse(values, file, settings.dtype)
 
 
 def load_weights(experiment: Experiment, frozen: bool = False) -> model.Params:
@@ -204,12 +204,12 @@ def load_questions(experiment: Experiment, spec: str) -> QuestionSet:
 
   `data.on_overlong` determines whether long prompts are rejected or dropped.
   """
-  parsed, tokenizer = experiment.config, experiment.tokenizer
-  max_prompt = parsed.rollout.max_prompt
-  data = questions.load_set(parsed.data, spec, tokenizer, parsed.prompt, max_prompt)
-  if parsed.environment.name:
-    environments, overlong = pool.of(parsed.environment), parsed.data.on_overlong
-    data = pool.with_prompts(data, environments, tokenizer, parsed.prompt, max_prompt, overlong)
+  config, tokenizer = experiment.config, experiment.tokenizer
+  max_prompt = config.rollout.max_prompt
+  data = questions.load_set(config.data, spec, tokenizer, config.prompt, max_prompt)
+  if config.environment.name:
+    environments, overlong = pool.of(config.environment), config.data.on_overlong
+    data = pool.with_prompts(data, environments, tokenizer, config.prompt, max_prompt, overlong)
     hosts.check_same(spec, "the environment's prompts", lambda: b''.join(map(bytes, data.prompts)))
   check_embedded(experiment, data.prompts, f'{spec}: a prompt')
   return data
@@ -232,21 +232,21 @@ def check_embedded(experiment: Experiment, rows: Iterable[np.ndarray], text: str
       )
 
 
-def with_counted_length(parsed: RunConfig) -> RunConfig:
+def with_counted_length(config: RunConfig) -> RunConfig:
   """Return the config with its number of steps, for commands that do not otherwise load data.
 
   With num_epochs, reads the training questions and prints the number of steps, which is an upper
   bound if `data.on_overlong` drops questions. Raises InputError if the data cannot be read.
   """
-  if not parsed.num_epochs:
-    return parsed
-  spec = parsed.data.train
-  questions.settle(parsed.data, spec)
-  count = len(questions.load(parsed.data, spec))
-  parsed = parsed.with_length(count)
-  bound = ', fewer if long prompts are dropped' if parsed.data.on_overlong == 'drop' else ''
-  print(f'{parsed.length}{bound}: {counted(count, "question")} from {spec}', flush=True)
-  return parsed
+  if not config.num_epochs:
+    return config
+  spec = config.data.train
+  questions.settle(config.data, spec)
+  count = len(questions.load(config.data, spec))
+  config = config.with_length(count)
+  bound = ', fewer if long prompts are dropped' if config.data.on_overlong == 'drop' else ''
+  print(f'{config.length}{bound}: {counted(count, "question")} from {spec}', flush=True)
+  return config
 
 
 def load_evaluations(experiment: Experiment) -> tuple[QuestionSet, ...]:
@@ -255,36 +255,38 @@ def load_evaluations(experiment: Experiment) -> tuple[QuestionSet, ...]:
   Raises InputError if config.export.best_without leaves no questions to compare policies on.
   """
   config = experiment.config
-  data, without = config.data, config.export.best_without
-  loaded = tuple(load_questions(experiment, spec) for spec in data.evaluated)
-  validation = loaded[: len(data.validation)]
+  data, excluded_sources = config.data, config.export.best_without
+  question_sets = tuple(load_questions(experiment, spec) for spec in data.evaluated)
+  validation = question_sets[: len(data.validation)]
   if (config.export.best or config.evaluation.patience) and all(
-    question.source in without for found in validation for question in found.questions
+    question.source in excluded_sources
+    for question_set in validation
+    for question in question_set.questions
   ):
     raise InputError(
-      f'config.export.best_without={without}: this setting leaves out every source of '
+      f'config.export.best_without={excluded_sources}: this setting leaves out every source of '
       f'config.data.validation={data.validation}. Keep at least one source, so that the policies '
       'can be compared.'
     )
-  return loaded
+  return question_sets
 
 
 def update_spec(
-  parsed: RunConfig, shape: model.ShapeConfig, mesh: jax.sharding.Mesh
+  config: RunConfig, shape: model.ShapeConfig, mesh: jax.sharding.Mesh
 ) -> gradients.UpdateSpec:
   """Return the static settings of a run's updates."""
   return gradients.UpdateSpec(
-    microbatch=parsed.microbatch,
-    objective=parsed.objective,
-    optimizer=parsed.optimizer,
+    microbatch=config.microbatch,
+    objective=config.objective,
+    optimizer=config.optimizer,
     model=shape,
-    lora=parsed.lora,
+    lora=config.lora,
     mesh=mesh,
-    num_updates=parsed.num_updates,
-    temperature=parsed.rollout.temperature,
-    longest_row=parsed.rollout.longest_row,
-    max_response=parsed.rollout.max_response,
-    logit_chunk=parsed.rollout.logit_chunk,
+    num_updates=config.num_updates,
+    temperature=config.rollout.temperature,
+    longest_row=config.rollout.longest_row,
+    max_response=config.rollout.max_response,
+    logit_chunk=config.rollout.logit_chunk,
   )
 
 
@@ -300,27 +302,27 @@ def state_shapes(experiment: Experiment) -> optimizer.TrainState:
   return optimizer.shapes(config.optimizer, config.num_updates, param_shapes(experiment))
 
 
-def _open_tokenizer(parsed: RunConfig, workdir: str) -> Tokenizer:
-  if parsed.tokenizer.path or parsed.model.path:
-    return tokenizer.load(parsed.tokenizer.path or parsed.model.path)
+def _open_tokenizer(config: RunConfig, workdir: str) -> Tokenizer:
+  if config.tokenizer.path or config.model.path:
+    return tokenizer.load(config.tokenizer.path or config.model.path)
   path = os.path.join(workdir, 'tokenizer.model')
   # Without config.json, this is a rejected start's tokenizer, perhaps trained on other texts.
   is_valid = os.path.exists(path) and os.path.exists(os.path.join(workdir, 'config.json'))
   if hosts.is_first() and not is_valid:
-    found = questions.load(parsed.data, _tokenizer_data(parsed))
+    data = questions.load(config.data, _tokenizer_data(config))
     texts = (
       text
-      for question in itertools.islice(found, TOKENIZER_TEXTS)
-      for text in (prompt.render(question.messages, parsed.prompt), question.solution)
+      for question in itertools.islice(data, TOKENIZER_TEXTS)
+      for text in (prompt.render(question.messages, config.prompt), question.solution)
     )
-    tokenizer.train(texts, parsed.tokenizer.vocab_size, path)
+    tokenizer.train(texts, config.tokenizer.vocab_size, path)
   return tokenizer.load(path)
 
 
-def _tokenizer_data(parsed: RunConfig) -> str:
+def _tokenizer_data(config: RunConfig) -> str:
   """Return the spec of the data that the tokenizer is trained on.
 
   With a warm start, the tokenizer does not depend on config.data.train, so that runs with different
   training data can share the warm start.
   """
-  return parsed.warm_start.data if parsed.warm_start.num_updates else parsed.data.train
+  return config.warm_start.data if config.warm_start.num_updates else config.data.train

@@ -23,26 +23,26 @@ from exgrpo_jax.runtime.randomness import Purpose
 
 def make_rollout(experiment: Experiment, data: QuestionSet) -> stages.RolloutSetup:
   """Make a run's rollout setup. Raises InputError if there are too few suitable questions."""
-  parsed, size = experiment.config, len(data.questions)
-  if size < parsed.rollout.questions:
+  config, size = experiment.config, len(data.questions)
+  if size < config.rollout.questions:
     raise InputError(
-      f'config.rollout.questions={parsed.rollout.questions}: {data.spec} has only '
+      f'config.rollout.questions={config.rollout.questions}: {data.spec} has only '
       f'{counted(size, "question")}, and a step cannot draw a question twice. '
       f'Set config.rollout.questions to at most {size}.'
     )
-  if size < (in_flight := parsed.rollout.groups_in_flight):
+  if size < (in_flight := config.rollout.groups_in_flight):
     raise InputError(
       f'config.rollout.partial=True: {counted(in_flight, "group")} would be in flight, but '
       f'{data.spec} has only {counted(size, "question")}, and a question cannot be in flight '
       'twice. Set config.rollout.max_groups_in_flight to at most the number of questions.'
     )
-  if size < (at_once := parsed.rollout.questions_at_once):
+  if size < (at_once := config.rollout.questions_at_once):
     raise InputError(
-      f'config.rollout.dynamic_sampling={parsed.rollout.dynamic_sampling}: a step may draw up to '
+      f'config.rollout.dynamic_sampling={config.rollout.dynamic_sampling}: a step may draw up to '
       f'{counted(at_once, "question")}, but {data.spec} has only {counted(size, "question")}, and '
       'a step cannot draw a question twice. Lower the value, or add questions.'
     )
-  if parsed.replay.trajectory_selection == 'valid_steps' and not any(
+  if config.replay.trajectory_selection == 'valid_steps' and not any(
     step_checker(data.questions.read([row])[0]) for row in range(size)
   ):
     raise InputError(
@@ -57,21 +57,21 @@ def stages_of(
   experiment: Experiment, data: QuestionSet, purpose: Purpose, **sections: Any
 ) -> stages.RolloutSetup:
   """Make the rollout setup for `data`; `sections` override sections of the config."""
-  parsed = dataclasses.replace(experiment.config, **sections)
-  changed = dataclasses.replace(experiment, config=parsed)
+  config = dataclasses.replace(experiment.config, **sections)
+  experiment = dataclasses.replace(experiment, config=config)
   return stages.RolloutSetup(
-    config=parsed.rollout,
-    replay_config=parsed.replay,
-    objective_config=parsed.objective,
-    logprob_check=parsed.logprob_check,
+    config=config.rollout,
+    replay_config=config.replay,
+    objective_config=config.objective,
+    logprob_check=config.logprob_check,
     tokenizer=experiment.tokenizer,
     meshes=experiment.meshes,
-    score_spec=parsed.rollout.score_spec(
-      experiment.model, experiment.meshes.training, parsed.microbatch.tokens
+    score_spec=config.rollout.score_spec(
+      experiment.model, experiment.meshes.training, config.microbatch.tokens
     ),
-    seed=parsed.seed,
+    seed=config.seed,
     data=data,
-    sampler=make_sampler(changed, purpose, resumes=parsed.rollout.partial),
+    sampler=make_sampler(experiment, purpose, resumes=config.rollout.partial),
   )
 
 
@@ -89,22 +89,22 @@ def make_sampler(
   seed) determine the random numbers. `distribution` defaults to the softmax at the training
   temperature. For `resumes`, see `SlotEngine`.
   """
-  parsed = experiment.config
-  seed = parsed.seed if seed is None else seed
+  config = experiment.config
+  seed = config.seed if seed is None else seed
   step_key = functools.partial(randomness.key, seed, purpose)
   engine = make_engine(experiment, distribution, resumes, step_key)
-  if not parsed.environment.name:
+  if not config.environment.name:
     return engine
   return EpisodeSampler(
     engine=engine,
-    environments=pool.of(parsed.environment),
-    config=parsed.environment,
+    environments=pool.of(config.environment),
+    config=config.environment,
     tokenizer=experiment.tokenizer,
-    prompts=parsed.prompt,
+    prompts=config.prompt,
     seed=seed,
     purpose=purpose,
     # Drafts are copied from existing texts, so the order of replies would affect rounding.
-    in_order=parsed.rollout.partial or parsed.rollout.drafts != '0' or hosts.are_several(),
+    in_order=config.rollout.partial or config.rollout.drafts != '0' or hosts.are_several(),
   )
 
 

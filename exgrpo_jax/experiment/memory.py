@@ -37,40 +37,42 @@ def needs(experiment: Experiment) -> list[Need]:
   rollout = config.rollout
   num_rows, longest = rollout.questions * rollout.group_size, rollout.longest_row
   # The keys and values of a row in all layers, in bytes.
-  row = 2 * sum(shape.layer_lengths(longest)) * shape.num_kv_heads * shape.head_size
-  row *= np.dtype(shape.dtype).itemsize
-  sizes = 'max_prompt', 'max_response'
-  in_cache = min(rollout.slots, num_rows)
+  row_bytes = 2 * sum(shape.layer_lengths(longest)) * shape.num_kv_heads * shape.head_size
+  row_bytes *= np.dtype(shape.dtype).itemsize
+  limits = 'max_prompt', 'max_response'
+  num_cached = min(rollout.slots, num_rows)
   count = sum(
     math.prod(x.shape) for x in jax.tree.leaves(model.shapes(shape, experiment.meshes.training))
   )
-  of_model = f'config.model.path={config.model.path}' if config.model.path else 'config.model'
-  each = _FROZEN_BYTES if config.lora.rank else _TRAINED_BYTES[config.optimizer.moment_dtype]
-  logits = min(rollout.logit_chunk, num_rows * longest) * shape.vocab_size * 4
+  model_setting = f'config.model.path={config.model.path}' if config.model.path else 'config.model'
+  param_bytes = _FROZEN_BYTES if config.lora.rank else _TRAINED_BYTES[config.optimizer.moment_dtype]
+  logit_bytes = min(rollout.logit_chunk, num_rows * longest) * shape.vocab_size * 4
   return [
     Need(
-      _largest(config, 'questions', 'group_size', *sizes),
+      _largest(config, 'questions', 'group_size', *limits),
       f"a step's {num_rows:,} rows of {longest:,} tokens",
       num_rows * longest * _BATCH_BYTES,
       is_on_host=True,
     ),
-    Need(_largest(config, *sizes), f'the keys and values of one row of {longest:,} tokens', row),
     Need(
-      of_model,
+      _largest(config, *limits), f'the keys and values of one row of {longest:,} tokens', row_bytes
+    ),
+    Need(
+      model_setting,
       f"the training state of the model's {count:,} parameters",
-      count * each,
+      count * param_bytes,
       is_certain=config.optimizer.name == 'adamw',
     ),
     Need(
-      _largest(config, 'slots', *sizes),
-      f'the keys and values of {in_cache:,} rows of {longest:,} tokens',
-      row * in_cache,
+      _largest(config, 'slots', *limits),
+      f'the keys and values of {num_cached:,} rows of {longest:,} tokens',
+      row_bytes * num_cached,
       is_certain=False,
     ),
     Need(
       _largest(config, 'logit_chunk'),
       f'logits over {shape.vocab_size:,} tokens',
-      logits,
+      logit_bytes,
       is_certain=False,
     ),
   ]
@@ -83,11 +85,12 @@ def check(experiment: Experiment) -> None:
     stats = jax.local_devices()[0].memory_stats() or {}
     on_devices = stats.get('bytes_limit', 0) * jax.device_count()
   for need in needs(experiment):
-    has = on_host if need.is_on_host else on_devices  # 0 if unknown
-    if need.is_certain and has and need.size > has:
+    capacity = on_host if need.is_on_host else on_devices  # 0 if unknown
+    if need.is_certain and capacity and need.size > capacity:
       raise InputError(
         f'{need.setting}: at least {decimal(need.size)} of memory is needed for {need.what}, but '
-        f'this machine has only {decimal(has)}. Use a smaller value or model, or a larger machine.'
+        f'this machine has only {decimal(capacity)}. Use a smaller value or model, or a larger '
+        'machine.'
       )
 
 

@@ -72,21 +72,21 @@ def at(path: str) -> Source:
 
 
 def config_values(
-  source: Source, given: ConfigDict | None = None, max_response: int | None = None
+  source: Source, user_config: ConfigDict | None = None, max_response: int | None = None
 ) -> ConfigDict:
-  """Return a config for sampling: a copy of `given`, the run's config, or a config for the model.
+  """Return a config for sampling: a copy of `user_config`, the run's, or one for the model.
 
   `max_response` is passed to `suited_to`. Raises InputError if the run's model, LoRA, tokenizer or
-  prompt settings differ from the settings in `given`.
+  prompt settings differ from the settings in `user_config`.
   """
-  values: Any = copy.deepcopy(given)
+  values: Any = copy.deepcopy(user_config)
   if values:
     parse_config(values)
   if source.kind == 'run':
-    run = run_config(source.path)
+    run_values = run_config(source.path)
     if not values:
-      parse_config(run)
-      return run
+      parse_config(run_values)
+      return run_values
     check_policy(values, source.path, ('model', 'lora', 'tokenizer', 'prompt'))
     return values
   if not values:
@@ -120,7 +120,7 @@ def run_config(workdir: str) -> ConfigDict:
   # The run's own config file may have added functions, which sampling does not need.
   for section in ('objective', 'replay', 'optimizer'):
     for name, value in values[section].items():
-      values[section][name] = config.Recorded(value) if isinstance(value, str) else value
+      values[section][name] = config.RecordedChoice(value) if isinstance(value, str) else value
   return ConfigDict(values)
 
 
@@ -166,8 +166,8 @@ def open_policy(
 
   Raises InputError if the policy doesn't exist or is damaged, or a setting doesn't exist.
   """
-  needed = "a run's workdir, or the folder or name of a Hugging Face model"
-  check_argument('path', path, (str, os.PathLike), needed)
+  requirement = "a run's workdir, or the folder or name of a Hugging Face model"
+  check_argument('path', path, (str, os.PathLike), requirement)
   check_argument('step', step, (numbers.Integral, type(None)), "a step's number, or None")
   path = os.fspath(path)
   source = at(path)._replace(step=step)
@@ -186,21 +186,23 @@ def restore(source: Source, experiment: Experiment) -> Policy:
   """Load the policy of `source` into its open experiment, ready for sampling."""
   with jax.set_mesh(experiment.meshes.training), activity.doing(f'loading {source.path}'):
     if source.kind == 'run':
-      params, step = of_run(experiment, source.path, source.step)
+      params, step = load_run_params(experiment, source.path, source.step)
     else:
       params, step = load_weights(experiment, frozen=True), 0
     decode_params = model.into_decode_layout(experiment.model, params, experiment.meshes)
     return Policy(source, experiment, decode_params, step)
 
 
-def of_run(experiment: Experiment, workdir: str, step: int | None) -> tuple[model.Params, int]:
+def load_run_params(
+  experiment: Experiment, workdir: str, step: int | None
+) -> tuple[model.Params, int]:
   """Load the policy from a checkpoint (the newest by default); return its parameters and step.
 
   Raises InputError if there is no checkpoint, or if its adapters belong to a different base model.
   """
-  config, like = experiment.config, param_shapes(experiment)
+  config, shapes = experiment.config, param_shapes(experiment)
   if not config.lora.rank:
-    return checkpoint.restore_params(workdir, step, like)
+    return checkpoint.restore_params(workdir, step, shapes)
   base = warm_start.initial_params(experiment)
-  adapters, step = checkpoint.restore_params(workdir, step, like, storage.of_base(base))
+  adapters, step = checkpoint.restore_params(workdir, step, shapes, storage.of_base(base))
   return lora.joined(config.lora, base, adapters), step

@@ -236,9 +236,9 @@ def steps_of(num_epochs: float, num_questions: int, per_step: int) -> int:
   return math.ceil(fractions.Fraction(str(num_epochs)) * num_questions / per_step)
 
 
-def check_length(values: ConfigDict, given: Collection[str]) -> None:
-  """Raise InputError if the overrides `given` (dotted keys) set a num_steps that has no effect."""
-  if 'num_steps' in given and values.num_epochs:
+def check_length(values: ConfigDict, overrides: Collection[str]) -> None:
+  """Raise InputError if the `overrides` (dotted keys) set a num_steps that has no effect."""
+  if 'num_steps' in overrides and values.num_epochs:
     raise InputError(
       f'config.num_steps={values.num_steps}: config.num_epochs={values.num_epochs:g} determines '
       'the length of the run. Remove one of them, or set config.num_epochs=0.'
@@ -258,59 +258,66 @@ def check_dropping(config: RunConfig) -> None:
 
 def parse_config(values: ConfigDict) -> RunConfig:
   """Return the checked config. An InputError names the first invalid key."""
-  parsed = config.build(RunConfig, values, 'config')
-  num_questions, minibatches = parsed.rollout.questions, parsed.optimizer.minibatches
+  run_config = config.build(RunConfig, values, 'config')
+  num_questions, minibatches = run_config.rollout.questions, run_config.optimizer.minibatches
   if num_questions % minibatches:
     raise InputError(
       f'config.optimizer.minibatches={minibatches}: the value must divide '
       f'config.rollout.questions={num_questions}, because every minibatch contains the same number '
       'of whole groups.'
     )
-  check_algorithm(parsed.replay, parsed.objective, num_questions, parsed.rollout.group_size)
-  prompt.check(parsed.prompt)
-  of_correctness = parsed.grading.weight_of == {'correctness': 1.0} and not parsed.environment.name
-  if parsed.objective.baseline == 'history' and not of_correctness:
+  check_algorithm(
+    run_config.replay, run_config.objective, num_questions, run_config.rollout.group_size
+  )
+  prompt.check(run_config.prompt)
+  rewards_correctness = (
+    run_config.grading.weight_of == {'correctness': 1.0} and not run_config.environment.name
+  )
+  if run_config.objective.baseline == 'history' and not rewards_correctness:
     raise InputError(
       "config.objective.baseline='history': this baseline needs rewards of 0 or 1. Set "
       "config.grading.rewards=('correctness',), config.grading.weights=() and "
       "config.environment.name='', or choose another baseline."
     )
-  if parsed.objective.baseline == 'history':
-    check_dropping(parsed)
-  grading_settings.check_rewards(parsed.grading, parsed.rollout.max_response)
-  _check_environment(parsed)
-  choices = {'export.best': parsed.export.best, 'evaluation.patience': parsed.evaluation.patience}
+  if run_config.objective.baseline == 'history':
+    check_dropping(run_config)
+  grading_settings.check_rewards(run_config.grading, run_config.rollout.max_response)
+  _check_environment(run_config)
+  choices = {
+    'export.best': run_config.export.best,
+    'evaluation.patience': run_config.evaluation.patience,
+  }
   for key, value in choices.items():
-    if value and not parsed.data.validation:
+    if value and not run_config.data.validation:
       raise InputError(
         f'config.{key}={value}: config.data.validation is empty. Set it to questions other than '
         'those in config.data.evaluation, so that selecting a policy does not bias its final score.'
       )
-  if parsed.experience.path and not parsed.replay.ratio:
+  if run_config.experience.path and not run_config.replay.ratio:
     raise InputError(
-      f'config.experience.path={parsed.experience.path}: config.replay.ratio=0, so nothing would '
-      'be replayed. Set config.replay.ratio above 0.'
+      f'config.experience.path={run_config.experience.path}: config.replay.ratio=0, so nothing '
+      'would be replayed. Set config.replay.ratio above 0.'
     )
-  questions.check_apart(parsed.data.validation, parsed.data.evaluation)
-  if parsed.microbatch.drop_zero_advantage:
+  questions.check_apart(run_config.data.validation, run_config.data.evaluation)
+  if run_config.microbatch.drop_zero_advantage:
     terms = ('entropy_bonus', 'kl_coefficient', 'balance_coefficient')
-    uses = {f'objective.{name}': getattr(parsed.objective, name) for name in terms}
-    if parsed.optimizer.max_kl < math.inf:
-      uses['optimizer.max_kl'] = parsed.optimizer.max_kl
+    uses = {f'objective.{name}': getattr(run_config.objective, name) for name in terms}
+    if run_config.optimizer.max_kl < math.inf:
+      uses['optimizer.max_kl'] = run_config.optimizer.max_kl
     for name in filter(uses.get, uses):
       raise InputError(
         f'config.microbatch.drop_zero_advantage=True: this setting is not allowed with '
         f'config.{name}={uses[name]}, which also depends on rows with advantage 0. Set one of the '
         'two settings to its default.'
       )
-  return parsed
+  return run_config
 
 
-def _check_environment(parsed: RunConfig) -> None:
+def _check_environment(run_config: RunConfig) -> None:
   """Raise InputError if the environment is missing, invalid or incompatible with other settings."""
-  environment, data = parsed.environment, parsed.data
+  environment, data = run_config.environment, run_config.data
   specs = {'train': (data.train,), 'validation': data.validation, 'evaluation': data.evaluation}
-  for key, spec in ((key, spec) for key, named in specs.items() for spec in named):
+  for key, spec in ((key, spec) for key, key_specs in specs.items() for spec in key_specs):
     task = spec.partition(':')[0]
     if task in catalogue.IN_TURNS and not environment.name:
       raise InputError(
@@ -320,23 +327,23 @@ def _check_environment(parsed: RunConfig) -> None:
   environment_settings.check(environment)
   if not environment.name:
     return
-  wanted = f'config.environment.name={environment.name!r}'
+  environment_setting = f'config.environment.name={environment.name!r}'
   # Settings that have no effect with an environment: (name, value, required value).
-  ignored = (
-    ('grading.rewards', parsed.grading.rewards, ('correctness',)),
-    ('grading.weights', parsed.grading.weights or (1.0,), (1.0,)),
-    ('grading.verifier', parsed.grading.verifier, 'built_in'),
-    ('verifier.require', parsed.verifier.require, ()),
+  unused_settings = (
+    ('grading.rewards', run_config.grading.rewards, ('correctness',)),
+    ('grading.weights', run_config.grading.weights or (1.0,), (1.0,)),
+    ('grading.verifier', run_config.grading.verifier, 'built_in'),
+    ('verifier.require', run_config.verifier.require, ()),
   )
-  for key, value, needed in ignored:
-    if value != needed:
+  for key, value, required_value in unused_settings:
+    if value != required_value:
       raise InputError(
-        f'config.{key}={value!r}: this setting has no effect with {wanted}, because an environment '
-        f'grades its own episodes. Set it to {needed!r}.'
+        f'config.{key}={value!r}: this setting has no effect with {environment_setting}, because '
+        f'an environment grades its own episodes. Set it to {required_value!r}.'
       )
-  if parsed.experience.path:
+  if run_config.experience.path:
     raise InputError(
-      f"{wanted}: prior experience must be single-turn. Set config.experience.path=''."
+      f"{environment_setting}: prior experience must be single-turn. Set config.experience.path=''."
     )
 
 
@@ -357,22 +364,23 @@ def check_algorithm(
   """
   ratio = replay_config.ratio
   # The highest number of successes in a group that can be recorded.
-  most = num_rollouts - replay.retires(replay_config)
-  shares = [k / num_rollouts for k in range(1, most + 1)]
-  recorded = [share for share in shares if replay.is_recorded(replay_config, share)]
-  if recorded and replay.is_recorded(replay_config, 0.0):  # stored questions may fail later
-    recorded.append(0.0)
-  if ratio > 0 and not any(replay.trains(replay_config, share) for share in recorded):
+  max_successes = num_rollouts - replay.retires(replay_config)
+  shares = [k / num_rollouts for k in range(1, max_successes + 1)]
+  recorded_shares = [share for share in shares if replay.is_recorded(replay_config, share)]
+  if recorded_shares and replay.is_recorded(replay_config, 0.0):  # stored questions may fail later
+    recorded_shares.append(0.0)
+  if ratio > 0 and not any(replay.trains(replay_config, share) for share in recorded_shares):
     raise InputError(
       f'config.replay.correctness_range={replay_config.correctness_range} excludes every group '
       f'that config.replay.difficulty={replay_config.difficulty!r} allows, so nothing would ever '
       f'be replayed. With config.rollout.group_size={num_rollouts}, no pass rate from '
-      f'1/{num_rollouts} to {most}/{num_rollouts} satisfies both (the range excludes its lower '
-      'bound). Widen the range, choose another difficulty, or raise config.rollout.group_size.'
+      f'1/{num_rollouts} to {max_successes}/{num_rollouts} satisfies both (the range excludes '
+      'its lower bound). Widen the range, choose another difficulty, or raise '
+      'config.rollout.group_size.'
     )
   if ratio > 0 and not replay.most_replayed(replay_config, num_questions):
-    enough = math.ceil(1e6 / num_questions) / 1e6  # rounded up, so the printed value is enough
-    advice = f'config.replay.ratio to at least {enough:g} or ' if num_questions > 1 else ''
+    min_ratio = math.ceil(1e6 / num_questions) / 1e6  # rounded up, so the printed value is enough
+    advice = f'config.replay.ratio to at least {min_ratio:g} or ' if num_questions > 1 else ''
     raise InputError(
       f'config.replay.ratio={ratio} of config.rollout.questions={num_questions} is less than one '
       f'question, so nothing would ever be replayed. Set {advice}config.rollout.questions to at '

@@ -52,7 +52,7 @@ from exgrpo_jax.runtime.workdir import as_current, differences, write_json
 
 # ---- Solutions to imitate ----
 
-TOGETHER = 1000  # solutions loaded at a time
+SOLUTIONS_PER_LOAD = 1000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,12 +73,16 @@ def load_solutions(experiment: Experiment) -> list[Solution]:
   spec, limit = config.warm_start.data, config.rollout.max_response
   data = load_questions(experiment, spec)
   rows = []
-  for start in range(0, len(data.questions), TOGETHER):
-    part = slice(start, start + TOGETHER)
-    asked, prompts = data.questions[part], data.prompts[part]
+  for start in range(0, len(data.questions), SOLUTIONS_PER_LOAD):
+    part = slice(start, start + SOLUTIONS_PER_LOAD)
+    questions, prompts = data.questions[part], data.prompts[part]
     is_played = bool(config.environment.name)
-    made = _episodes(experiment, asked) if is_played else _written(experiment, asked, prompts)
-    for question, prompt_T, (tokens, turns) in zip(asked, prompts, made):
+    solutions = (
+      _episodes(experiment, questions)
+      if is_played
+      else _worked_solutions(experiment, questions, prompts)
+    )
+    for question, prompt_T, (tokens, turns) in zip(questions, prompts, solutions):
       check_embedded(experiment, [tokens], f'{spec}: the solution in row {question.row}')
       if len(tokens) <= limit:
         rows.append(Solution(prompt_T, tokens, turns))
@@ -99,21 +103,21 @@ def load_solutions(experiment: Experiment) -> list[Solution]:
 def padded(rows: Sequence[Solution], longest: int, pad_id: int) -> tuple[np.ndarray, np.ndarray]:
   """Pad the rows with `right_padded`. The mask is 1 for tokens that contribute to the loss."""
   tokens_BT, mask_BT = right_padded([(row.prompt, row.tokens) for row in rows], longest, pad_id)
-  own = [own_tokens(row.turns, len(row.tokens)) for row in rows]
-  mask_BT[mask_BT > 0] = np.concatenate(own)
+  masks = [own_tokens(row.turns, len(row.tokens)) for row in rows]
+  mask_BT[mask_BT > 0] = np.concatenate(masks)
   return tokens_BT, mask_BT
 
 
-_Made = Iterator[tuple[np.ndarray, tuple[Turn, ...]]]  # tokens and turns of each question
+_Solutions = Iterator[tuple[np.ndarray, tuple[Turn, ...]]]  # tokens and turns of each question
 
 
-def _written(
-  experiment: Experiment, asked: Sequence[Question], prompts: Sequence[np.ndarray]
-) -> _Made:
+def _worked_solutions(
+  experiment: Experiment, questions: Sequence[Question], prompts: Sequence[np.ndarray]
+) -> _Solutions:
   """Tokenize the data's worked solutions, and append an end token to each."""
-  spec, solutions = experiment.config.warm_start.data, [question.solution for question in asked]
-  made = response_tokens(experiment.tokenizer, prompts, solutions)
-  for question, tokens in zip(asked, made):
+  spec, solutions = experiment.config.warm_start.data, [question.solution for question in questions]
+  responses = response_tokens(experiment.tokenizer, prompts, solutions)
+  for question, tokens in zip(questions, responses):
     if not question.solution:
       raise InputError(
         f'{spec}: row {question.row} has no worked solution to learn from. '
@@ -122,23 +126,23 @@ def _written(
     yield tokens, ()
 
 
-def _episodes(experiment: Experiment, asked: Sequence[Question]) -> _Made:
+def _episodes(experiment: Experiment, questions: Sequence[Question]) -> _Solutions:
   """Yield the environment's scripted episodes, tokenized as in a rollout."""
   config = experiment.config
   environments = pool.of(config.environment)
   seeds = [
     int(randomness.generator(config.warm_start_seed, Purpose.DEMONSTRATION, q.row).integers(2**63))
-    for q in asked
+    for q in questions
   ]
   try:
-    episodes = environments.demonstrations(asked, seeds, config.environment.max_turns)
+    episodes = environments.demonstrations(questions, seeds, config.environment.max_turns)
   except InputError as error:
     raise InputError(
       f"{error}. A warm start trains on episodes from the environment's demonstrate(rng) method. "
       'Define this method, or set config.warm_start.num_updates=0.'
     ) from error
   limit = config.environment.max_turn_tokens
-  for question, episode in zip(asked, episodes):
+  for question, episode in zip(questions, episodes):
     tokens, turns = _tokens(experiment, episode)
     longest = max(turn.written for turn in turns)
     if limit and longest > limit:
@@ -221,15 +225,15 @@ def run(
   contains the result of a different config.
   """
   directory = warm_start_folder(experiment.config, experiment.workdir)
-  wanted = origin(experiment.config, experiment.model)
+  run_origin = origin(experiment.config, experiment.model)
   if _is_kept(experiment):  # without a lock, because the folder may be read-only
-    return _kept(directory, wanted, params)
+    return _load_result(directory, run_origin, params)
   # Only one run at a time trains in the folder; other runs wait for it.
-  waiting = f'warm start: another run is training this warm start in {directory}'
-  turn = workdir.in_turn_of(directory, _LOCK, waiting)
+  message = f'warm start: another run is training this warm start in {directory}'
+  turn = workdir.in_turn_of(directory, _LOCK, message)
   with turn if hosts.is_first() else contextlib.nullcontext():
     if _is_kept(experiment):  # stored while this run waited for the lock
-      return _kept(directory, wanted, params)
+      return _load_result(directory, run_origin, params)
     assert data is not None
     rows = load_solutions(experiment) if rows is None else rows
     if hosts.is_first():  # a left-over result; see `_is_kept`
@@ -238,13 +242,15 @@ def run(
     params = _train(experiment, params, data, rows, directory)
     checkpoint.save_params(os.path.join(directory, 'params'), params)
     hosts.barrier('warm start')
-    write_json(os.path.join(directory, ORIGIN), wanted)  # last: marks the result as complete
+    write_json(os.path.join(directory, ORIGIN), run_origin)  # last: marks the result as complete
   return params
 
 
-def _kept(directory: str, wanted: Mapping[str, Any], params: model.Params) -> model.Params:
-  """Load the result in the layout of `params`. Raises InputError if its origin isn't `wanted`."""
-  if changed := _changes(directory, wanted):
+def _load_result(
+  directory: str, run_origin: Mapping[str, Any], params: model.Params
+) -> model.Params:
+  """Load the result in the layout of `params`. Raises InputError if its origin differs."""
+  if changed := _changes(directory, run_origin):
     raise InputError(
       f'{directory} contains a warm start with a different config: {"; ".join(changed)}. Choose '
       'another config.warm_start.path, or restore the config (config.warm_start.seed=-1 means '
@@ -254,15 +260,15 @@ def _kept(directory: str, wanted: Mapping[str, Any], params: model.Params) -> mo
   return checkpoint.load_params(os.path.join(directory, 'params'), checkpoint.abstract(params))
 
 
-def _changes(directory: str, wanted: Mapping[str, Any]) -> list[str]:
-  """Describe how the `wanted` origin differs from the origin of the folder's result.
+def _changes(directory: str, run_origin: Mapping[str, Any]) -> list[str]:
+  """Describe how `run_origin` differs from the origin of the folder's result.
 
   Settings that an earlier version did not record count as unchanged.
   """
-  kept = json.loads(pathlib.Path(directory, ORIGIN).read_text())
+  stored_origin = json.loads(pathlib.Path(directory, ORIGIN).read_text())
   before, after = (
-    as_current({**each, _OTHERS: {}}) | each.get(_OTHERS, wanted[_OTHERS])
-    for each in (kept, wanted)
+    as_current({**settings, _OTHERS: {}}) | settings.get(_OTHERS, run_origin[_OTHERS])
+    for settings in (stored_origin, run_origin)
   )
   return [
     f'config.{_SETTINGS.get(name, name)} was {old!r} and is now {new!r}'
@@ -288,7 +294,7 @@ def origin(config: RunConfig, shape: model.ShapeConfig) -> dict[str, Any]:
   """Return the settings that determine the warm start's result, as JSON values."""
   settings = dataclasses.asdict(dataclasses.replace(config.warm_start, path=''))
   del settings['seed']
-  found = {
+  values = {
     'seed': config.warm_start_seed,
     'model': dataclasses.asdict(shape) | {'path': config.model.path},
     'tokenizer': dataclasses.asdict(config.tokenizer),
@@ -296,30 +302,30 @@ def origin(config: RunConfig, shape: model.ShapeConfig) -> dict[str, Any]:
     'warm_start': settings,
   }
   if not config.prompt.template_kwargs:  # keeps the digests in studies' folder names
-    del found['prompt']['template_kwargs']
+    del values['prompt']['template_kwargs']
   if config.environment.name:
-    found['environment'] = [config.environment.name, config.environment.max_turns]
+    values['environment'] = [config.environment.name, config.environment.max_turns]
   if config.warm_start.stop_at_pass_rate < 1:  # the check samples these questions
-    found['train'] = config.data.train
-  found[_OTHERS] = _other_settings(config)
-  return json.loads(json.dumps(found))
+    values['train'] = config.data.train
+  values[_OTHERS] = _other_settings(config)
+  return json.loads(json.dumps(values))
 
 
 def _other_settings(config: RunConfig) -> dict[str, Any]:
   """Return the other settings that affect the result and differ from their defaults."""
-  found: dict[str, Any] = {
+  settings: dict[str, Any] = {
     'data.question_field': config.data.question_field,
     'data.answer_field': config.data.answer_field,
     'data.solution_field': config.data.solution_field,
     'environment.tools': config.environment.tools,
   }
   if config.data.on_overlong == 'drop':  # the limits decide which rows remain
-    found['data.on_overlong'] = config.data.on_overlong
-    found['rollout.max_prompt'] = config.rollout.max_prompt
-    found['rollout.max_response'] = config.rollout.max_response
+    settings['data.on_overlong'] = config.data.on_overlong
+    settings['rollout.max_prompt'] = config.rollout.max_prompt
+    settings['rollout.max_response'] = config.rollout.max_response
   if config.optimizer.moment_dtype != 'float32':
-    found['optimizer.moment_dtype'] = config.optimizer.moment_dtype
-  return {name: value for name, value in found.items() if value}
+    settings['optimizer.moment_dtype'] = config.optimizer.moment_dtype
+  return {name: value for name, value in settings.items() if value}
 
 
 def _train(
@@ -339,12 +345,12 @@ def _train(
     activity.doing(lambda: f'warm start, update {update} of {config.num_updates}'),
   ):
     for update in range(config.num_updates):
-      chosen = _choose(len(rows), config.batch_size, experiment.config.warm_start_seed, update)
-      arrays = padded([rows[i] for i in chosen], longest, experiment.tokenizer.pad_id)
+      row_indices = _choose(len(rows), config.batch_size, experiment.config.warm_start_seed, update)
+      arrays = padded([rows[i] for i in row_indices], longest, experiment.tokenizer.pad_id)
       # Dispatch only one update ahead: with several CPU devices, XLA can deadlock if about 45
       # programs with collectives are queued.
       jax.block_until_ready(loss)
-      state, loss = _update_on(experiment, state, arrays)
+      state, loss = _run_update(experiment, state, arrays)
       if (update + 1) % interval == 0 or update + 1 == config.num_updates:
         if not math.isfinite(loss):
           raise InputError(
@@ -373,20 +379,20 @@ def rehearse(experiment: Experiment) -> None:
   for length in sorted({length_bucket(length, max(lengths)) for length in lengths}):
     zeros_BT = np.zeros((config.batch_size, length))
     arrays = zeros_BT.astype(np.int32), zeros_BT.astype(np.float32)
-    state, _ = _update_on(experiment, state, arrays)
+    state, _ = _run_update(experiment, state, arrays)
   jax.block_until_ready(state)
 
 
-def _update_on(
+def _run_update(
   experiment: Experiment, state: TrainState, arrays: tuple[np.ndarray, np.ndarray]
 ) -> tuple[TrainState, jax.Array]:
   """Run an update on this host's (tokens_BT, mask_BT); return (state, loss). Donates `state`."""
   config = experiment.config
   rows = sharding.batch(experiment.meshes.training, config.warm_start.batch_size)
-  layout, put = sharding.layout_of(state), sharding.put(arrays, rows)
+  layout, device_arrays = sharding.layout_of(state), sharding.put(arrays, rows)
   num_updates, logit_chunk = config.warm_start.num_updates, config.rollout.logit_chunk
   settings = experiment.model, _optimizer(config), num_updates, logit_chunk
-  state, loss = _update(*settings, state, *put)
+  state, loss = _update(*settings, state, *device_arrays)
   return sharding.restore_layout(state, layout), loss
 
 
@@ -395,9 +401,11 @@ def _pass_rate(
 ) -> float:
   """Return the pass rate on the first 256 questions, one response each, sampled as in training."""
   tokenizer, config = experiment.tokenizer, experiment.config
-  asked, seed = data.questions[:CHECK_ROWS], config.warm_start_seed
+  questions, seed = data.questions[:CHECK_ROWS], config.warm_start_seed
   limit = config.rollout.max_response
-  requests = requests_for(data.prompts[:CHECK_ROWS], range(len(asked)), 1, update, limit, asked)
+  requests = requests_for(
+    data.prompts[:CHECK_ROWS], range(len(questions)), 1, update, limit, questions
+  )
   decode_params = model.decode_layout(experiment.model, params, experiment.meshes)
   sampler = make_sampler(experiment, Purpose.WARM_START_CHECK, seed=seed)
   responses, _ = sampler.generate(decode_params, requests)
@@ -406,9 +414,9 @@ def _pass_rate(
     with Grader(config.grading.correctness_alone, config.verifier) as grader:
       verdicts = grader.grade(
         [tokenizer.decode(response.tokens) for response in responses],
-        [question.answer for question in asked],
-        [question.kind for question in asked],
-        [functools.partial(stages.question_facts, question) for question in asked],
+        [question.answer for question in questions],
+        [question.kind for question in questions],
+        [functools.partial(stages.question_facts, question) for question in questions],
       )
   return float(np.mean([verdict.correct for verdict in verdicts]))
 

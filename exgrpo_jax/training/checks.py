@@ -48,12 +48,12 @@ def check_command(values: ConfigDict | None, workdir: str | None) -> RunConfig:
   config = parse_config(values)
   check_workdir(values, workdir)
   cache_dir = config.data.cache_dir or os.environ.get('TFDS_DATA_DIR', '')
-  for place in (f'warm_start.path={config.warm_start.path}', f'data.cache_dir={cache_dir}'):
-    check_local(f'config.{place}')
+  for setting in (f'warm_start.path={config.warm_start.path}', f'data.cache_dir={cache_dir}'):
+    check_local(f'config.{setting}')
   prior_experience.check(config.experience, workdir)
   # Data files must exist. They are not read yet.
-  learnt = (config.warm_start.data,) * bool(config.warm_start.num_updates)
-  for spec in (config.data.train, *config.data.evaluated, *learnt):
+  warm_start_specs = (config.warm_start.data,) * bool(config.warm_start.num_updates)
+  for spec in (config.data.train, *config.data.evaluated, *warm_start_specs):
     base = questions.split_spec(spec)[0]
     if os.path.exists(base) or not hub.parse('dataset', base):  # a Hub name may still lack a split
       questions.check_form(spec)
@@ -72,34 +72,34 @@ def check_command(values: ConfigDict | None, workdir: str | None) -> RunConfig:
 
 def _check_functions(config: RunConfig) -> None:
   """Try out the functions that a config file may have registered."""
-  own, rule = config.objective, config.replay.trajectory_selection
-  selection, changes = config.replay.question_selection, config.optimizer
-  with user_code.refusing('objective.shaping', own.shaping):
-    shaping = losses.SHAPINGS[own.shaping]
-    _check_types(jax.eval_shape(lambda x, y: shaping(x, y, own), _TERM, _TERM), _TERM)
-  with user_code.refusing('objective.policy_loss', own.policy_loss):
-    policy_loss = losses.POLICY_LOSSES[own.policy_loss]
+  objective, rule = config.objective, config.replay.trajectory_selection
+  selection, optimizer_config = config.replay.question_selection, config.optimizer
+  with user_code.refusing('objective.shaping', objective.shaping):
+    shaping = losses.SHAPINGS[objective.shaping]
+    _check_types(jax.eval_shape(lambda x, y: shaping(x, y, objective), _TERM, _TERM), _TERM)
+  with user_code.refusing('objective.policy_loss', objective.policy_loss):
+    policy_loss = losses.POLICY_LOSSES[objective.policy_loss]
     _check_types(jax.eval_shape(policy_loss, *[_TERM] * 4, _FLAG), (_TERM, _MASK))
   with user_code.refusing('replay.trajectory_selection', rule):
     if cost := trajectory_rules.RULES[rule]:
       logp = np.linspace(-0.5, -1.0, 64, dtype=np.float32)
-      returned: Any = cost(ReplayScores(logp, entropy=-logp, weight=-logp, log_ratio=logp))
-      if np.ndim(returned) or returned is None or np.isnan(returned):
-        raise ValueError(f'it returned {reprlib.repr(returned)}, not a number')
+      value: Any = cost(ReplayScores(logp, entropy=-logp, weight=-logp, log_ratio=logp))
+      if np.ndim(value) or value is None or np.isnan(value):
+        raise ValueError(f'it returned {reprlib.repr(value)}, not a number')
   with user_code.refusing('replay.question_selection', selection):
     _try_question_rule(config.replay, config.rollout.group_size)
-  with user_code.refusing('objective.baseline', own.baseline):
+  with user_code.refusing('objective.baseline', objective.baseline):
     _try_baseline(config)
-  with user_code.refusing('optimizer.schedule', changes.schedule):
-    schedule = optimizer.SCHEDULES[changes.schedule](changes.learning_rate, 2)
+  with user_code.refusing('optimizer.schedule', optimizer_config.schedule):
+    schedule = optimizer.SCHEDULES[optimizer_config.schedule](optimizer_config.learning_rate, 2)
     jax.eval_shape(schedule, jax.ShapeDtypeStruct((), np.int32))  # an update traces it
     _check_numbers(np.stack([schedule(update) for update in range(2)]), (2,), lowest=0)
-  with user_code.refusing('optimizer.name', changes.name):
-    if changes.name != 'adamw':  # compiling the trial takes a second
+  with user_code.refusing('optimizer.name', optimizer_config.name):
+    if optimizer_config.name != 'adamw':  # compiling the trial takes a second
       params = {'kernel': jnp.ones((2, 3)), 'scale': jnp.ones(3)}
-      found, wanted = jax.jit(functools.partial(_first_update, changes))(params)
-      _check_types(found, wanted, exact=True)
-      if sum(leaf.sum() for leaf in jax.tree.leaves(found[0])) < 0:
+      outputs, template = jax.jit(functools.partial(_first_update, optimizer_config))(params)
+      _check_types(outputs, template, exact=True)
+      if sum(leaf.sum() for leaf in jax.tree.leaves(outputs[0])) < 0:
         raise ValueError(
           'its updates and the gradient have opposite signs. The sign and the learning rate are '
           'applied afterward, so return a transformation such as optax.scale_by_adam(), not '
@@ -116,10 +116,10 @@ def _try_question_rule(config: replay.ReplayConfig, num_rollouts: int) -> None:
     shares = [k / num_rollouts for k in range(num_rollouts + 1 - replay.retires(config))]
     shares = [share for share in shares if replay.is_recorded(config, share)] or [0.5]
     row_N = np.arange(len(shares))
-    stored = [(Trajectory(np.zeros(2, np.int32), -np.ones(2, np.float32), 1.0, step=1),)]
+    trajectories = [(Trajectory(np.zeros(2, np.int32), -np.ones(2, np.float32), 1.0, step=1),)]
     with np.errstate(divide='ignore'):
       weights = rule(
-        question_rules.Questions(row_N, np.array(shares), row_N + 1.0, stored * len(shares))
+        question_rules.Questions(row_N, np.array(shares), row_N + 1.0, trajectories * len(shares))
       )
     _check_numbers(weights, row_N.shape, lowest=-np.inf)
 
@@ -142,8 +142,8 @@ def _first_update(config: optimizer.OptimizerConfig, params: dict[str, jax.Array
   transformation = optimizer.OPTIMIZERS[config.name](config)
   state = transformation.init(params)
   storage.bit_sums(state)  # fails if a checkpoint cannot contain the state
-  updates, updated = transformation.update(params, state, params)
-  return (jax.tree.map(jnp.float32, updates), updated), (params, state)
+  updates, new_state = transformation.update(params, state, params)
+  return (jax.tree.map(jnp.float32, updates), new_state), (params, state)
 
 
 def _check_numbers(
@@ -152,21 +152,23 @@ def _check_numbers(
   """Raise ValueError unless `values` are numbers >= `lowest` and have one of the `shapes`."""
   numbers = np.asarray(values, float) if np.shape(values) in shapes else np.array(np.nan)
   if not np.all((numbers >= lowest) & (numbers < np.inf)):
-    wanted = ' or '.join(str(list(shape)) for shape in shapes)
-    raise ValueError(f'it returned {reprlib.repr(values)}, not numbers of shape {wanted}')
+    alternatives = ' or '.join(str(list(shape)) for shape in shapes)
+    raise ValueError(f'it returned {reprlib.repr(values)}, not numbers of shape {alternatives}')
 
 
-def _check_types(returned: Any, expected: Any, exact: bool = False) -> None:
+def _check_types(result: Any, template: Any, exact: bool = False) -> None:
   """Raise ValueError if structures, shapes or dtypes differ; `exact` also compares float dtypes."""
 
-  def described(x: Any) -> str:
+  def description(x: Any) -> str:
     is_float = not exact and jnp.issubdtype(x.dtype, jnp.floating)
     return f'{"float" if is_float else x.dtype}{list(x.shape)}'
 
-  returned = tuple(returned) if isinstance(returned, list) else returned
-  found, wanted = (jax.tree.map(described, tree) for tree in (returned, expected))
-  if jax.tree.flatten(found) != jax.tree.flatten(wanted):
-    raise ValueError(f'for inputs of shape [2, 3], it returned {found}, not {wanted}')
+  result = tuple(result) if isinstance(result, list) else result
+  result_types, template_types = (jax.tree.map(description, tree) for tree in (result, template))
+  if jax.tree.flatten(result_types) != jax.tree.flatten(template_types):
+    raise ValueError(
+      f'for inputs of shape [2, 3], it returned {result_types}, not {template_types}'
+    )
 
 
 def check_start(values: ConfigDict, workdir: str) -> RunConfig:
@@ -189,27 +191,27 @@ def check_rewards(config: RunConfig, data: QuestionSet) -> None:
     pool.check(config.grading, config.verifier, stages.question_facts(data.questions[0]))
 
 
-def check_data(config: RunConfig, data: QuestionSet, workdir: str, done: int) -> None:
-  """Raise InputError if a run that has taken `done` steps cannot resume with these questions.
+def check_data(config: RunConfig, data: QuestionSet, workdir: str, newest_step: int) -> None:
+  """Raise InputError if a run cannot resume after `newest_step` with these questions.
 
   The buffer and the cursor refer to questions by row. With `num_epochs`, the number of questions
   must still give the recorded number of steps.
   """
-  recorded = read_config(workdir) if has_begun(workdir) else {'num_epochs': 0, 'num_steps': 0}
-  epochs, steps = recorded['num_epochs'], recorded['num_steps']
+  record = read_config(workdir) if has_begun(workdir) else {'num_epochs': 0, 'num_steps': 0}
+  epochs, steps = record['num_epochs'], record['num_steps']
   if epochs:
     steps = steps_of(epochs, len(data.questions), config.rollout.questions)
-  known = [start[QUESTIONS] for start in environment.read(workdir) if QUESTIONS in start]
-  if steps != recorded['num_steps']:
+  fingerprints = [start[QUESTIONS] for start in environment.read(workdir) if QUESTIONS in start]
+  if steps != record['num_steps']:
     why = (
       f'the number of questions has changed since the run last started. With '
       f'{counted(len(data.questions), "question")}, num_epochs={epochs:g} means '
-      f'{counted(steps, "step")} instead of {recorded["num_steps"]}.'
+      f'{counted(steps, "step")} instead of {record["num_steps"]}.'
     )
-  elif done and known and known[-1] != fingerprint(data):
+  elif newest_step and fingerprints and fingerprints[-1] != fingerprint(data):
     why = (
-      f'the questions or their order have changed since step {done}, so stored responses would be '
-      'replayed for the wrong questions.'
+      f'the questions or their order have changed since step {newest_step}, so stored responses '
+      'would be replayed for the wrong questions.'
     )
   else:
     return
@@ -227,16 +229,18 @@ def warn_of_overlap(data: QuestionSet, evaluations: Sequence[QuestionSet]) -> No
   """
   if not hosts.is_first():
     return
-  evaluated = {prompt.tobytes() for evaluation in evaluations for prompt in evaluation.prompts}
-  rows = [row for row, prompt in enumerate(data.prompts) if prompt.tobytes() in evaluated]
+  evaluation_prompts = {
+    prompt.tobytes() for evaluation in evaluations for prompt in evaluation.prompts
+  }
+  rows = [row for row, prompt in enumerate(data.prompts) if prompt.tobytes() in evaluation_prompts]
   answers: dict[bytes, set[str]] = {}
   for row, question in zip(rows, data.questions.read(rows), strict=True):
     answers.setdefault(data.prompts[row].tobytes(), set()).add(question.answer)
   for evaluation in evaluations:
-    shared = sum(len(answers.get(prompt.tobytes(), ())) == 1 for prompt in evaluation.prompts)
-    if shared:
+    count = sum(len(answers.get(prompt.tobytes(), ())) == 1 for prompt in evaluation.prompts)
+    if count:
       hosts.warn(
-        f'{evaluation.spec}: config.data.train contains {shared:,} of its '
+        f'{evaluation.spec}: config.data.train contains {count:,} of its '
         f'{len(evaluation.prompts):,} prompts, so the score partly measures how well the policy '
         'answers training questions. Remove these questions from one of the two.'
       )
@@ -246,5 +250,7 @@ def fingerprint(data: QuestionSet) -> str:
   """Return a digest of the question count and of up to 1,000 evenly spaced questions."""
   count = len(data.questions)
   rows = sorted({*np.linspace(0, count - 1, 1000).astype(int).tolist()})
-  asked = [[(m.role, m.content) for m in each.messages] for each in data.questions.read(rows)]
-  return hashlib.sha256(json.dumps([count, asked]).encode()).hexdigest()
+  messages = [
+    [(m.role, m.content) for m in question.messages] for question in data.questions.read(rows)
+  ]
+  return hashlib.sha256(json.dumps([count, messages]).encode()).hexdigest()

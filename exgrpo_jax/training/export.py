@@ -35,9 +35,9 @@ def write(
     ends = {'eos_token_id': [*tokenizer.eos_ids]}  # transformers stops only at these tokens
     generation = json.loads(tokenizer.files.get('generation_config.json', '{}')) | ends
     (epath.Path(out) / 'generation_config.json').write_text(json.dumps(generation, indent=2))
-  written = dtype or values.get('dtype') or values.get('torch_dtype') or 'float32'
-  weights.save(out, experiment.model, params, values, written)
-  return written
+  weight_dtype = dtype or values.get('dtype') or values.get('torch_dtype') or 'float32'
+  weights.save(out, experiment.model, params, values, weight_dtype)
+  return weight_dtype
 
 
 def check(experiment: Experiment) -> None:
@@ -63,30 +63,30 @@ def _config_json(experiment: Experiment) -> dict[str, Any]:
 
 
 def keep_best(
-  experiment: Experiment, params: model.Params, step: int, evaluated: Mapping[str, float]
+  experiment: Experiment, params: model.Params, step: int, scores: Mapping[str, float]
 ) -> None:
   """Export the policy to workdir/export/best if it beats the policy stored there.
 
-  `evaluated` contains the step's evaluation metrics. Policies are compared by 'validation/score'.
+  `scores` contains the step's evaluation metrics. Policies are compared by 'validation/score'.
   """
-  score = evaluated['validation/score']
+  score = scores['validation/score']
   folder = os.path.join(experiment.workdir, 'export', 'best')
-  best = float('-inf')
-  if hosts.is_first() and (stored := restored(os.path.realpath(folder)) / _SCORE).exists():
-    best = json.loads(stored.read_text())['score']
-  if hosts.broadcast_from_first(best) >= score:
+  best_score = float('-inf')
+  if hosts.is_first() and (score_file := restored(os.path.realpath(folder)) / _SCORE).exists():
+    best_score = json.loads(score_file.read_text())['score']
+  if hosts.broadcast_from_first(best_score) >= score:
     return
-  with completed(folder) as unfinished:
-    write(experiment, params, unfinished)
-    model_card.write(unfinished, experiment, step, evaluated)
-    write_json(os.path.join(unfinished, _SCORE), {'step': step, 'score': score})
+  with completed(folder) as temporary_folder:
+    write(experiment, params, temporary_folder)
+    model_card.write(temporary_folder, experiment, step, scores)
+    write_json(os.path.join(temporary_folder, _SCORE), {'step': step, 'score': score})
 
 
 def keep_last(experiment: Experiment, params: model.Params, step: int) -> None:
   """Export the policy to workdir/export/last, replacing any earlier export."""
-  with completed(os.path.join(experiment.workdir, 'export', 'last')) as unfinished:
-    write(experiment, params, unfinished)
-    model_card.write(unfinished, experiment, step)
+  with completed(os.path.join(experiment.workdir, 'export', 'last')) as temporary_folder:
+    write(experiment, params, temporary_folder)
+    model_card.write(temporary_folder, experiment, step)
 
 
 @contextlib.contextmanager
@@ -101,6 +101,6 @@ def completed(folder: epath.PathLike) -> Iterator[str]:
   if '://' in name or os.path.ismount(name) or os.path.realpath(name) == os.getcwd():
     yield name
     return
-  writing = replacing(os.path.realpath(name)) if hosts.is_first() else contextlib.nullcontext(name)
-  with writing as unfinished:
-    yield os.fspath(unfinished)
+  context = replacing(os.path.realpath(name)) if hosts.is_first() else contextlib.nullcontext(name)
+  with context as temporary_folder:
+    yield os.fspath(temporary_folder)

@@ -27,7 +27,7 @@ from exgrpo_jax.training import export
 from exgrpo_jax.training.run import Run, bucketed, check_policy, check_step, warn
 
 # Prefixes of metrics that only some steps have, so that a name clash could surface late in a run.
-_OWN_NAMES = ('eval/', 'validation/', 'time/', 'perf/', 'memory/')
+_METRIC_PREFIXES = ('eval/', 'validation/', 'time/', 'perf/', 'memory/')
 
 
 class Step(NamedTuple):
@@ -44,30 +44,31 @@ def take_steps(run: Run, snapshot: Snapshot) -> Iterator[Step]:
   After a signal to stop, exits with preemption.EXIT_CODE at the end of the current step.
   """
   config, workdir = run.experiment.config, run.experiment.workdir
-  done, state, buffer = snapshot.step, snapshot.state, snapshot.buffer
-  plan = stages.plan_step(run.rollout, buffer, snapshot.cursor, done + 1, snapshot.partial_groups)
-  steps = range(done + 1, run.last_step + 1)
+  first_step, state, buffer = snapshot.step + 1, snapshot.state, snapshot.buffer
+  plan = stages.plan_step(run.rollout, buffer, snapshot.cursor, first_step, snapshot.partial_groups)
+  steps = range(first_step, run.last_step + 1)
   with activity.doing(lambda: f'step {plan.step} of {config.num_steps}'):
     for step in traced(steps, config.metrics.traced_steps, workdir):
       experience = collect(run, state.params, plan)
-      added = observe(run, state.params, experience)
+      callback_metrics = observe(run, state.params, experience)
       state, sums = learn(run, state, experience)  # dispatches the update without waiting
       buffer, next_plan = remember(run, buffer, experience)
-      measured = report(run, state, buffer, experience, sums, added)  # waits for the update
+      # Waits for the update.
+      step_metrics = report(run, state, buffer, experience, sums, callback_metrics)
       # Saved after the metrics, so that a resumed run has all of them.
       snapshot = Snapshot(step, state, buffer, experience.plan.cursor, experience.partial_groups)
       is_last = step == run.last_step
       save(run, snapshot, is_last)
-      yield Step(snapshot, experience, measured)
+      yield Step(snapshot, experience, step_metrics)
       if is_last:
         break
       plan = next_plan
   # A resumed run with a smaller patience may already be past `run.last_step`.
-  if (ended := snapshot.step) < config.num_steps:
-    print(messages.ended_early(ended, config.num_steps, config.evaluation.patience), flush=True)
+  if (last_step := snapshot.step) < config.num_steps:
+    print(messages.ended_early(last_step, config.num_steps, config.evaluation.patience), flush=True)
   with activity.doing('writing the last checkpoint'):
     if config.export.last:
-      export.keep_last(run.experiment, run.policy(state.params), ended)
+      export.keep_last(run.experiment, run.policy(state.params), last_step)
     run.checkpoints.wait_until_finished()
 
 
@@ -83,19 +84,19 @@ def collect(run: Run, params: model.Params, plan: Plan) -> Experience:
     decode_params = model.decode_layout(experiment.model, policy, experiment.meshes)
     jax.block_until_ready(decode_params)
   with clock('generate'), activity.doing(run.grader.progress):
-    plan, sampled, sampling = dynamic.sample(rollout, decode_params, plan, run.grader)
+    plan, responses, sampling = dynamic.sample(rollout, decode_params, plan, run.grader)
   del decode_params  # free their memory for the update
   with clock('old_logprobs'):
-    responses, mismatch = stages.old_logprobs(rollout, policy, plan, sampled)
+    responses, mismatch = stages.old_logprobs(rollout, policy, plan, responses)
   with clock('grade', device_waits=True):
-    trained = stages.collect_verdicts(rollout, plan, responses, run.grader)
-    sampling |= dynamic.metrics(rollout, trained)
+    groups = stages.collect_verdicts(rollout, plan, responses, run.grader)
+    sampling |= dynamic.metrics(rollout, groups)
   with clock('pick'):
-    replays, replay_scores = stages.pick_replays(rollout, policy, trained.plan)
+    replays, replay_scores = stages.pick_replays(rollout, policy, groups.plan)
   with clock('assemble', device_waits=True):
-    batch = stages.assemble(rollout, trained, replays, replay_scores)
+    batch = stages.assemble(rollout, groups, replays, replay_scores)
   return Experience(
-    **trained._asdict(),
+    **groups._asdict(),
     replays=replays,
     scores=replay_scores,
     batch=batch,
@@ -109,28 +110,28 @@ def observe(run: Run, params: model.Params, experience: Experience) -> dict[str,
 
   Raises InputError if a callback returns neither None nor a mapping from names to numbers.
   """
-  added: dict[str, float] = {}
+  callback_metrics: dict[str, float] = {}
   for callback in run.callbacks:
     with run.clock('callbacks'):
-      returned = callback(run, params, experience)
+      result = callback(run, params, experience)
     try:
-      numbers = dict({} if returned is None else returned).items()
-      added |= {str(name): float(value) for name, value in numbers}
+      numbers = dict({} if result is None else result).items()
+      callback_metrics |= {str(name): float(value) for name, value in numbers}
     except (TypeError, ValueError) as error:
       raise InputError(
-        f'callbacks: {getattr(callback, "__name__", callback)} returned {returned!r}. Return a '
+        f'callbacks: {getattr(callback, "__name__", callback)} returned {result!r}. Return a '
         "dict that maps metric names to numbers, such as {'mine/score': 0.5}, or None."
       ) from error
-  _refuse_names(name for name in added if name.startswith(_OWN_NAMES))
-  return added
+  _refuse_names(name for name in callback_metrics if name.startswith(_METRIC_PREFIXES))
+  return callback_metrics
 
 
 def _refuse_names(names: Iterable[str]) -> None:
   """Raise InputError if there are any `names` that both the callbacks and the run itself use."""
-  if both := sorted(names):
+  if clashes := sorted(names):
     raise InputError(
-      f'callbacks: the run itself logs {", ".join(both)}. Choose other names, such as '
-      f"'mine/{both[0]}'."
+      f'callbacks: the run itself logs {", ".join(clashes)}. Choose other names, such as '
+      f"'mine/{clashes[0]}'."
     )
 
 
@@ -148,7 +149,7 @@ def learn(
   config = run.experiment.config
   clip = objective.clips_fresh_ratios(config.objective, experience.plan.replay_started)
   batch, count = experience.batch, config.optimizer.minibatches
-  by_epoch, order_Q, stacks, stopped = [], None, None, gradients.not_stopped(run.update)
+  epoch_sums, order_Q, stacks, stopped = [], None, None, gradients.not_stopped(run.update)
   for epoch in range(config.optimizer.epochs):
     if epoch and count > 1:
       rng = randomness.generator(config.seed, Purpose.EPOCH_ORDER, experience.plan.step, epoch)
@@ -164,20 +165,20 @@ def learn(
       del gradient  # free its memory for the next one
       stopped = norms.get('skipped_by_kl')
       all_sums.append(sums | {'updates': np.float32(1)} | norms)
-    by_epoch.append(objective.merge_sums(all_sums))
-  run.clock.dispatched(by_epoch)
-  return state, by_epoch
+    epoch_sums.append(objective.merge_sums(all_sums))
+  run.clock.dispatched(epoch_sums)
+  return state, epoch_sums
 
 
 def remember(run: Run, buffer: replay.Buffer, experience: Experience) -> tuple[replay.Buffer, Plan]:
   """Update the buffer and plan the next step. The host does this while the device trains."""
   config, rollout, plan = run.experiment.config, run.rollout, experience.plan
   with run.clock('record'):
-    graded = experience.replays, experience.responses, experience.verdicts
+    groups = experience.replays, experience.responses, experience.verdicts
     if config.objective.baseline == 'history':
       buffer = replay.with_history(buffer, plan, experience.verdicts)
     stores_truncated = not config.objective.mask_truncated
-    buffer = replay.record_step(config.replay, buffer, plan, *graded, stores_truncated)
+    buffer = replay.record_step(config.replay, buffer, plan, *groups, stores_truncated)
   with run.clock('plan'):
     next_plan = stages.plan_step(
       rollout, buffer, plan.cursor, plan.step + 1, experience.partial_groups
@@ -199,52 +200,53 @@ def report(
   buffer: replay.Buffer,
   experience: Experience,
   sums: Sequence[Mapping[str, jax.Array]],
-  added: Mapping[str, float],
+  callback_metrics: Mapping[str, float],
 ) -> dict[str, float]:
   """Wait for the update, then warn, evaluate, and write the step's records, metrics and samples.
 
-  Returns the metrics, including the metrics `added` by callbacks. Raises InputError if training has
-  broken down.
+  Returns the metrics, including `callback_metrics`. Raises InputError if training has broken down.
   """
   config, plan, clock = run.experiment.config, experience.plan, run.clock
   tokenizer = run.experiment.tokenizer
   with clock('records'):
     before, after = run.bucketed, bucketed(run.experiment, buffer)
-    chosen = step_rows.recorded_groups(plan, config.metrics.recorded_groups, config.seed)
-    rows = step_rows.rows(config.replay, tokenizer, experience, before, after, chosen)
+    group_indices = step_rows.recorded_groups(plan, config.metrics.recorded_groups, config.seed)
+    rows = step_rows.rows(config.replay, tokenizer, experience, before, after, group_indices)
     run.records.add(plan.step, rows)
     run.bucketed = after
   with clock('await_update'):
     clock.await_device()
-  measured = step_rows.measure_step(experience, after, rows, jax.device_get(sums))
-  check_step(run, experience, measured)
-  warn(run, experience, measured)
+  step_metrics = step_rows.measure_step(experience, after, rows, jax.device_get(sums))
+  check_step(run, experience, step_metrics)
+  warn(run, experience, step_metrics)
   if plan.step in config.evaluation.steps(config.num_steps):
     policy = run.policy(state.params)
     with run.pace.evaluation():
       with clock('evaluate'):
-        evaluated = scores.score_all(run.experiment, policy, run.evaluations, plan.step)
-        measured |= evaluated
-        run.scores |= scores_of([{'step': plan.step} | evaluated], alarms.SCORE)
+        evaluation_metrics = scores.score_all(run.experiment, policy, run.evaluations, plan.step)
+        step_metrics |= evaluation_metrics
+        run.scores |= scores_of([{'step': plan.step} | evaluation_metrics], alarms.SCORE)
       if config.export.best:
         with clock('export', device_waits=True):
-          export.keep_best(run.experiment, policy, plan.step, evaluated)
-  measured |= clock.seconds() | run.compiled.metrics() | peak_memory()
-  apart = sum(measured.get(f'time/{phase}', 0.0) for phase in NO_TRAINING)
-  measured['perf/tokens_per_second'] = measured['length/total'] / (measured['time/step'] - apart)
-  _refuse_names(added.keys() & measured.keys())
-  measured |= added
+          export.keep_best(run.experiment, policy, plan.step, evaluation_metrics)
+  step_metrics |= clock.seconds() | run.compiled.metrics() | peak_memory()
+  other_seconds = sum(step_metrics.get(f'time/{phase}', 0.0) for phase in NO_TRAINING)
+  seconds = step_metrics['time/step'] - other_seconds
+  step_metrics['perf/tokens_per_second'] = step_metrics['length/total'] / seconds
+  _refuse_names(callback_metrics.keys() & step_metrics.keys())
+  step_metrics |= callback_metrics
   clock.restart()
   run.pace.finish_step()
   with clock('log', device_waits=True):
-    due = [step for step in config.evaluation.steps(config.num_steps) if step > plan.step]
-    seconds_left = run.pace.seconds_left(config.num_steps - plan.step, len(due))
-    print(messages.progress_line(plan.step, config.num_steps, measured, seconds_left), flush=True)
-    sampled = step_rows.sample_rows(tokenizer, experience, config.metrics.sampled_rows, config.seed)
+    remaining = [step for step in config.evaluation.steps(config.num_steps) if step > plan.step]
+    seconds_left = run.pace.seconds_left(config.num_steps - plan.step, len(remaining))
+    line = messages.progress_line(plan.step, config.num_steps, step_metrics, seconds_left)
+    print(line, flush=True)
+    samples = step_rows.sample_rows(tokenizer, experience, config.metrics.sampled_rows, config.seed)
     file = f'step_{plan.step:06d}.jsonl'
-    metrics.write_rows(os.path.join(run.experiment.workdir, 'samples', file), sampled)
-    run.writer.write(plan.step, measured, sampled)
-  return measured
+    metrics.write_rows(os.path.join(run.experiment.workdir, 'samples', file), samples)
+    run.writer.write(plan.step, step_metrics, samples)
+  return step_metrics
 
 
 def save(run: Run, snapshot: Snapshot, is_last: bool) -> None:

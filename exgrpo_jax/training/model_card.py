@@ -27,7 +27,7 @@ from exgrpo_jax.runtime import environment, hosts, hub
 
 FILE = 'README.md'
 
-_HERE = 'path/to/this/folder'  # placeholder for the model's name until it is published
+_MODEL = 'path/to/this/folder'  # placeholder for the model's name until it is published
 _BASE = 'path/to/the/base/model'  # placeholder for a base model that is not on the Hub
 _CODE = 'https://github.com/exgrpo-jax/exgrpo_jax'
 _PAPERS = {
@@ -39,7 +39,7 @@ _PAPERS = {
 _SAMPLING = {field.name for field in dataclasses.fields(Distribution)}
 _QUESTION = 'What is 12 * 13?'
 # Settings that the card shows elsewhere, or that config.json contains.
-_SHOWN = (*runs.SAME_SETTING, 'model.', 'prompt.system', 'data.train')
+_OTHER_SETTINGS = (*runs.SAME_SETTING, 'model.', 'prompt.system', 'data.train')
 # The folders of a path such as /a/b, ~/a/b or gs://a/b. Hub names don't match.
 _FOLDERS = re.compile(r'(?<![^\s\'"=,(\[])(\w+:/|~|\.{1,2})?/([^/\s\'",]+/)*')
 
@@ -48,31 +48,31 @@ def write(
   out: epath.PathLike,
   experiment: Experiment,
   step: int,
-  evaluated: Mapping[str, float] | None = None,
+  scores: Mapping[str, float] | None = None,
   adapters: bool = False,
 ) -> None:
   """Write the model card for the policy after `step`.
 
-  `evaluated` contains the step's scores if the run has not written them yet. The card leaves out
+  `scores` are the step's scores if the run has not written them yet. The card leaves out
   the names of this machine's folders, because it may be published.
   """
   if not hosts.is_first():
     return
   config, (base, revision) = experiment.config, _base(experiment)
-  local = os.path.basename(experiment.model_name.rstrip('/')) or 'A model from scratch'
+  local_name = os.path.basename(experiment.model_name.rstrip('/')) or 'A model from scratch'
   method = 'ExGRPO' if config.replay.ratio else 'GRPO'
-  link = f'[{base}](https://huggingface.co/{base})' if base else local
+  link = f'[{base}](https://huggingface.co/{base})' if base else local_name
   text = f"""---
 {_metadata(experiment, base, adapters)}
 ---
 
-# {base or local}, trained with {method}
+# {base or local_name}, trained with {method}
 
 {_table('', '', rows=[('base model', link), *_facts(experiment, step)])}
 
 ## Scores
 
-{_scores(experiment, step, evaluated or {})}
+{_scores(experiment, step, scores or {})}
 
 ## Use
 
@@ -91,9 +91,9 @@ Settings that differ from the [defaults]({_CODE}/blob/main/docs/configuration.md
   (epath.Path(out) / FILE).write_bytes(text.encode())
 
 
-def named(folder: str, name: str) -> bytes:
+def hub_card(folder: str, name: str) -> bytes:
   """Return the card in `folder`, with the Hub repository `name` as the model's name."""
-  return pathlib.Path(folder, FILE).read_bytes().replace(_HERE.encode(), name.encode())
+  return pathlib.Path(folder, FILE).read_bytes().replace(_MODEL.encode(), name.encode())
 
 
 def _base(experiment: Experiment) -> tuple[str, str]:
@@ -108,12 +108,12 @@ def _metadata(experiment: Experiment, base: str, adapters: bool) -> str:
   """Return the card's YAML header. It names the base model and data only if they are on the Hub."""
   config = experiment.config
   readme = os.path.join(config.model.path, FILE)
-  of_base = {}
+  base_metadata = {}
   with contextlib.suppress(Exception):  # the base model's card may be missing or damaged
-    of_base = huggingface_hub.metadata_load(readme) or {}
+    base_metadata = huggingface_hub.metadata_load(readme) or {}
   split = named_sets.on_hub(config.data.cache_dir, split_spec(config.data.train)[0])
   return huggingface_hub.ModelCardData(
-    **{key: value for key, value in of_base.items() if key.startswith('license')},
+    **{key: value for key, value in base_metadata.items() if key.startswith('license')},
     library_name='peft' if adapters else 'transformers',
     pipeline_tag='text-generation',
     base_model=base or None,
@@ -128,40 +128,40 @@ def _facts(experiment: Experiment, step: int) -> Iterator[tuple[str, str]]:
   ratio = config.replay.ratio
   yield 'method', f'ExGRPO, `replay.ratio={ratio:g}`' if ratio else 'GRPO'
   yield 'policy', f'after step {step} of {config.num_steps}'
-  yield 'training data', f'`{_shown(config.data.train)}`'
+  yield 'training data', f'`{_cell(config.data.train)}`'
   if config.warm_start.num_updates:
-    data = _shown(config.warm_start.data)
+    data = _cell(config.warm_start.data)
     yield 'warm start', f'{counted(config.warm_start.num_updates, "supervised update")} on `{data}`'
   if config.environment.name:
     yield 'environment', f'`{config.environment.name}` (multi-turn)'
   start = (environment.read(experiment.workdir) or [{}])[-1]
   version = start.get('packages', {}).get('exgrpo_jax', __version__)
   commit = start.get('commit')
-  changed = ' and uncommitted changes' if commit and commit['has_uncommitted_changes'] else ''
-  of_commit = f', commit {commit["hash"]}{changed}' if commit else ''
-  yield 'software', f'[exgrpo_jax]({_CODE}) {version}{of_commit}'
+  changes = ' and uncommitted changes' if commit and commit['has_uncommitted_changes'] else ''
+  commit_text = f', commit {commit["hash"]}{changes}' if commit else ''
+  yield 'software', f'[exgrpo_jax]({_CODE}) {version}{commit_text}'
 
 
 def _settings(config: RunConfig) -> Iterator[tuple[str, ...]]:
   values = json.loads(json.dumps(dataclasses.asdict(config)))
   for name, default, value in runs.departures(runs.flat(values)):
-    if name == 'seed' or not name.startswith(_SHOWN):
-      yield f'`{name}`', f'`{_shown(value)}`', f'`{_shown(default)}`'
+    if name == 'seed' or not name.startswith(_OTHER_SETTINGS):
+      yield f'`{name}`', f'`{_cell(value)}`', f'`{_cell(default)}`'
 
 
 # ---- Scores ----
 
 
-def _scores(experiment: Experiment, step: int, evaluated: Mapping[str, float]) -> str:
+def _scores(experiment: Experiment, step: int, scores: Mapping[str, float]) -> str:
   """Return a table of the scores before the first step and at `step`, with 95% intervals.
 
   If the run was not evaluated at `step`, the table shows its last evaluation before that step.
   """
   config = experiment.config
-  records = [*metrics.read(experiment.workdir), {'step': step, **evaluated}]
+  records = [*metrics.read(experiment.workdir), {'step': step, **scores}]
   records = [r for r in records if r['step'] <= step and runs.score_names([[r]])]
-  by_hand = list(_by_hand(experiment.workdir, step))
-  if not records and not by_hand:
+  manual_rows = list(_manual_rows(experiment.workdir, step))
+  if not records and not manual_rows:
     return 'The run did not evaluate this policy.'
   last = records[-1] if records else {'step': step}
   first = next((record for record in records[:-1] if record['step'] == 0), {})
@@ -169,28 +169,28 @@ def _scores(experiment: Experiment, step: int, evaluated: Mapping[str, float]) -
   rows = []
   for source, name in runs.score_names([[last]]).items():
     kind = ' (validation)' if source.split('/')[0] in validation else ''
-    ends = _interval(first, name), _interval(last, name)
-    rows.append((source + kind, *_measured(last, source, name), *ends))
+    intervals = _interval(first, name), _interval(last, name)
+    rows.append((source + kind, *_size_and_measure(last, source, name), *intervals))
   note = 'Shares of correct responses, with 95% confidence intervals, at '
-  note += f'{config.evaluation.distribution}{" unless stated otherwise" * bool(by_hand)}.'
-  if evaluated and validation:
+  note += f'{config.evaluation.distribution}{" unless stated otherwise" * bool(manual_rows)}.'
+  if scores and validation:
     note += ' This policy was selected by its validation score, so this score is optimistic.'
   if last['step'] != step:
     note += f' The run did not evaluate this policy, which is from step {step}.'
   titles = 'data', 'questions', 'score', 'before step 1', f'after step {last["step"]:.0f}'
-  return f'{_table(*titles, rows=[*rows, *by_hand])}\n\n{note}'
+  return f'{_table(*titles, rows=[*rows, *manual_rows])}\n\n{note}'
 
 
-def _by_hand(workdir: str, step: int) -> Iterator[tuple[str, ...]]:
+def _manual_rows(workdir: str, step: int) -> Iterator[tuple[str, ...]]:
   """Yield a row for each evaluation of the policy with `exgrpo evaluate`."""
   for line in metrics.read_evaluations(workdir, step):
     for source, name in runs.score_names([[line['scores']]]).items():
       title = f'{source}, {Distribution(**{n: line[n] for n in line.keys() & _SAMPLING})}'
-      measured = _measured(line['scores'], source, name)
-      yield title, *measured, '–', _interval(line['scores'], name)
+      size_and_measure = _size_and_measure(line['scores'], source, name)
+      yield title, *size_and_measure, '–', _interval(line['scores'], name)
 
 
-def _measured(record: Mapping[str, float], source: str, name: str) -> tuple[str, str]:
+def _size_and_measure(record: Mapping[str, float], source: str, name: str) -> tuple[str, str]:
   questions = record.get(f'eval/{source}/questions')
   return '–' if questions is None else f'{questions:,.0f}', name.rpartition('/')[2]
 
@@ -214,43 +214,45 @@ def _usage(experiment: Experiment, base: str, revision: str) -> str:
   messages = [{'role': 'system', 'content': config.prompt.system}] * bool(config.prompt.system)
   messages.append({'role': 'user', 'content': _QUESTION})
   if config.prompt.template == 'chat':
-    given = f'messages = {json.dumps(messages, indent=2, ensure_ascii=False)}\nprompt = tokenizer.'
+    code = f'messages = {json.dumps(messages, indent=2, ensure_ascii=False)}\nprompt = tokenizer.'
     keywords = prompt.parsed_kwargs(config.prompt.template_kwargs)
-    more = f', **{keywords!r}' if keywords else ''
-    given += f'apply_chat_template(messages, tokenize=False, add_generation_prompt=True{more})'
-    place, request = 'chat/completions', {'messages': messages}
+    arguments = f', **{keywords!r}' if keywords else ''
+    code += f'apply_chat_template(messages, tokenize=False, add_generation_prompt=True{arguments})'
+    endpoint, request = 'chat/completions', {'messages': messages}
     request |= {'chat_template_kwargs': keywords} if keywords else {}
   else:  # transformers lacks our own templates, so the code contains the whole prompt
     text = prompt.render([Message('user', _QUESTION)], config.prompt, experiment.tokenizer.chat)
-    given = f'prompt = {text!r}'
-    place, request = 'completions', {'prompt': text, 'add_special_tokens': False}
-  longest = config.rollout.max_response
+    code = f'prompt = {text!r}'
+    endpoint, request = 'completions', {'prompt': text, 'add_special_tokens': False}
+  limit = config.rollout.max_response
   # Without these values, the base model's generation_config.json or top_k=50 would apply.
   sampling = dataclasses.asdict(config.evaluation.distribution) | {'repetition_penalty': 1.0}
-  how = ', '.join(f'{name}={value}' for name, value in sampling.items())
+  sampling_code = ', '.join(f'{name}={value}' for name, value in sampling.items())
   greedy = 'do_sample=False, repetition_penalty=1.0'
-  how = f'do_sample=True, {how}' if config.evaluation.temperature else greedy
-  library, auto = ('peft', 'AutoPeft') if base else ('transformers', 'Auto')
-  served = base + f' --revision={revision}' * bool(revision)
-  served += f' --enable-lora --max-lora-rank={config.lora.rank} --lora-modules=policy={_HERE}'
-  model = {'model': 'policy' if base else _HERE}
+  sampling_code = f'do_sample=True, {sampling_code}' if config.evaluation.temperature else greedy
+  library, class_prefix = ('peft', 'AutoPeft') if base else ('transformers', 'Auto')
+  vllm_arguments = base + f' --revision={revision}' * bool(revision)
+  vllm_arguments += (
+    f' --enable-lora --max-lora-rank={config.lora.rank} --lora-modules=policy={_MODEL}'
+  )
+  model = {'model': 'policy' if base else _MODEL}
   # vLLM writes -1 for all tokens.
-  body = model | request | {'max_tokens': longest} | sampling | {'top_k': sampling['top_k'] or -1}
+  body = model | request | {'max_tokens': limit} | sampling | {'top_k': sampling['top_k'] or -1}
   return f"""```python
-from {library} import {auto}ModelForCausalLM
+from {library} import {class_prefix}ModelForCausalLM
 from transformers import AutoTokenizer
 
-tokenizer = AutoTokenizer.from_pretrained('{_HERE}')
-model = {auto}ModelForCausalLM.from_pretrained('{_HERE}')
-{given}
+tokenizer = AutoTokenizer.from_pretrained('{_MODEL}')
+model = {class_prefix}ModelForCausalLM.from_pretrained('{_MODEL}')
+{code}
 inputs = tokenizer(prompt, add_special_tokens=False, return_tensors='pt')
-tokens = model.generate(**inputs, max_new_tokens={longest}, {how})
+tokens = model.generate(**inputs, max_new_tokens={limit}, {sampling_code})
 print(tokenizer.decode(tokens[0, inputs.input_ids.shape[1] :], skip_special_tokens=True))
 ```
 
 ```bash
-vllm serve {served if base else _HERE}
-curl http://localhost:8000/v1/{place} -H 'Content-Type: application/json' \\
+vllm serve {vllm_arguments if base else _MODEL}
+curl http://localhost:8000/v1/{endpoint} -H 'Content-Type: application/json' \\
   -d {shlex.quote(json.dumps(body, ensure_ascii=False))}
 ```"""
 
@@ -258,7 +260,7 @@ curl http://localhost:8000/v1/{place} -H 'Content-Type: application/json' \\
 # ---- Tables ----
 
 
-def _shown(value: Any) -> str:
+def _cell(value: Any) -> str:
   """Format a value for a table, and remove folders from paths."""
   return _FOLDERS.sub('', str(value)).replace('|', '\\|').replace('\n', ' ')
 

@@ -44,7 +44,7 @@ from exgrpo_jax.runtime.randomness import Purpose
 from exgrpo_jax.runtime.workdir import make_folder
 from exgrpo_jax.training.checks import check_rewards
 
-_TOGETHER = 1024  # questions per call of generate
+_QUESTIONS_PER_CALL = 1024  # of generate
 _SUCCESSES = pa.schema(
   [
     ('question', pa.string()),
@@ -55,7 +55,7 @@ _SUCCESSES = pa.schema(
 )
 
 
-class Tried(NamedTuple):
+class Attempt(NamedTuple):
   """A question and the policy's responses to it."""
 
   question: Question
@@ -93,76 +93,76 @@ def filter_questions(
     else:
       params = warm_start.initial_params(experiment, data)
       decode_params = model.into_decode_layout(experiment.model, params, experiment.meshes)
-    tried = tuple(_answered(experiment, data, decode_params, samples))
-  kept = [one for one in tried if above < one.pass_rate < below]
-  counts = collections.Counter(np.round([one.pass_rate for one in tried], 3).tolist())
+    attempts = tuple(_attempts(experiment, data, decode_params, samples))
+  selection = [attempt for attempt in attempts if above < attempt.pass_rate < below]
+  counts = collections.Counter(np.round([attempt.pass_rate for attempt in attempts], 3).tolist())
   spread = ', '.join(f'{rate:.3g}: {count:,}' for rate, count in sorted(counts.items()))
-  if not kept:
+  if not selection:
     raise InputError(
       f'--above={above} and --below={below}: no question in {data.spec} has a pass rate between '
-      f'these bounds ({counted(len(tried), "question")} tried). Choose other bounds. Questions by '
-      f'pass rate: {spread}.'
+      f'these bounds ({counted(len(attempts), "question")} tried). Choose other bounds. Questions '
+      f'by pass rate: {spread}.'
     )
-  write(out, tried, kept)
-  print(f'{data.spec}: kept {len(kept):,} of {counted(len(tried), "question")}')
+  write(out, attempts, selection)
+  print(f'{data.spec}: kept {len(selection):,} of {counted(len(attempts), "question")}')
   print(f'questions by pass rate: {spread}')
   print(f'wrote questions.jsonl, successes.parquet and pass_rates.jsonl to {out}')
 
 
-def _answered(
+def _attempts(
   experiment: Experiment, data: QuestionSet, decode_params: model.Params, samples: int
-) -> Iterator[Tried]:
+) -> Iterator[Attempt]:
   """Yield each question with its graded responses, seeded by config.seed, question and sample."""
   config = experiment.config
-  changed = {'group_size': samples, 'partial': False, 'dynamic_sampling': 1.0}
-  apart = dataclasses.replace(config.rollout, **changed)
-  rollout = stages_of(experiment, data, Purpose.PREFILTER, rollout=apart)
+  overrides = {'group_size': samples, 'partial': False, 'dynamic_sampling': 1.0}
+  rollout_config = dataclasses.replace(config.rollout, **overrides)
+  rollout = stages_of(experiment, data, Purpose.PREFILTER, rollout=rollout_config)
   with pool.Grader(config.grading, config.verifier) as grader:
-    for start in range(0, len(data.questions), _TOGETHER):
-      rows = range(start, min(start + _TOGETHER, len(data.questions)))
+    for start in range(0, len(data.questions), _QUESTIONS_PER_CALL):
+      rows = range(start, min(start + _QUESTIONS_PER_CALL, len(data.questions)))
       plan = stages.plan_apart(data, rows, step=0)
       with activity.doing(f'questions {rows.start:,} to {rows.stop:,} of {len(data.questions):,}'):
         responses, _ = stages.generate(rollout, decode_params, plan, grader.submit)
         verdicts = stages.collect_verdicts(rollout, plan, responses, grader).verdicts
-      yield from map(Tried, plan.questions, responses, verdicts)
+      yield from map(Attempt, plan.questions, responses, verdicts)
 
 
-def write(out: str, tried: Sequence[Tried], kept: Sequence[Tried]) -> None:
+def write(out: str, attempts: Sequence[Attempt], selection: Sequence[Attempt]) -> None:
   """Write questions.jsonl, successes.parquet and pass_rates.jsonl. Only the first host writes."""
   rates = [
     {
-      'row': one.question.row,
-      'source': one.question.source,
-      'pass_rate': one.pass_rate,
-      'samples': len(one.verdicts),
+      'row': attempt.question.row,
+      'source': attempt.question.source,
+      'pass_rate': attempt.pass_rate,
+      'samples': len(attempt.verdicts),
     }
-    for one in tried
+    for attempt in attempts
   ]
   metrics.write_rows(os.path.join(out, 'pass_rates.jsonl'), rates)
-  metrics.write_rows(os.path.join(out, 'questions.jsonl'), [_row(one) for one in kept])
+  metrics.write_rows(os.path.join(out, 'questions.jsonl'), [_row(attempt) for attempt in selection])
   successes = [  # in the format that seeding.py reads; a question that is always solved needs none
     {
-      'question': last_user_message(one.question.messages),
+      'question': last_user_message(attempt.question.messages),
       'tokens': response.tokens,
       'logp': response.logp,
-      'correctness': one.pass_rate,
+      'correctness': attempt.pass_rate,
     }
-    for one in kept
-    for response, verdict in zip(one.responses, one.verdicts)
-    if verdict.correct and one.pass_rate < 1
+    for attempt in selection
+    for response, verdict in zip(attempt.responses, attempt.verdicts)
+    if verdict.correct and attempt.pass_rate < 1
   ]
   if hosts.is_first():
     table = pa.Table.from_pylist(successes, _SUCCESSES)
     pq.write_table(table, os.path.join(out, 'successes.parquet'))
 
 
-def _row(one: Tried) -> dict[str, Any]:
-  question = one.question
+def _row(attempt: Attempt) -> dict[str, Any]:
+  question = attempt.question
   return {
     'data_source': question.source,
     'prompt': [message._asdict() for message in question.messages],
     'reward_model': {'style': question.kind, 'ground_truth': question.answer},
     'solution': question.solution,
-    'pass_rate': one.pass_rate,
+    'pass_rate': attempt.pass_rate,
     'columns': json.dumps(question.columns),
   }

@@ -48,64 +48,69 @@ def load(experiment: Experiment, data: QuestionSet) -> list[seeding.Candidate]:
   `data` are the training questions. All hosts must call this. Raises InputError if the experience
   cannot be used, or if none of its responses is correct.
   """
-  parsed, decoder = experiment.config, experiment.tokenizer
-  path, limit = os.path.expanduser(parsed.experience.path), parsed.rollout.max_response
+  run_config, decoder = experiment.config, experiment.tokenizer
+  path, limit = os.path.expanduser(run_config.experience.path), run_config.rollout.max_response
   if not path:
     return []
   with activity.doing(f'reading the experience in {path}'):
-    found = seeding.read(path) if parsed.experience.is_file else _of_run(experiment, path)
-    proposed, counts = seeding.candidates(
-      path, found, data, decoder, limit, parsed.data.on_overlong
+    traces = seeding.read(path) if run_config.experience.is_file else _run_traces(experiment, path)
+    candidates, counts = seeding.candidates(
+      path, traces, data, decoder, limit, run_config.data.on_overlong
     )
-  check_embedded(experiment, [one.tokens for one in proposed], f'{path}: a response')
-  if parsed.objective.mask_truncated:
-    proposed = _ended(path, proposed, decoder, counts)
+  check_embedded(experiment, [candidate.tokens for candidate in candidates], f'{path}: a response')
+  if run_config.objective.mask_truncated:
+    candidates = _with_end_token(path, candidates, decoder, counts)
   grading = activity.doing(f'grading the experience in {path}')
-  with grading, pool.Grader(parsed.grading, parsed.verifier) as grader:
-    right = seeding.successes(path, proposed, data, decoder, limit, grader)
-  counts['wrong'] = len(proposed) - len(right)
-  left_out = [f'{count:,} {fate}' for fate, count in counts.items() if count and fate != 'traces']
+  with grading, pool.Grader(run_config.grading, run_config.verifier) as grader:
+    successes = seeding.successes(path, candidates, data, decoder, limit, grader)
+  counts['wrong'] = len(candidates) - len(successes)
+  omissions = [f'{count:,} {fate}' for fate, count in counts.items() if count and fate != 'traces']
   print(
     f'experience: {counted(counts["traces"], "response")} in {path}'
-    + (f'; left out: {", ".join(left_out)}' if left_out else '')
-    + f'; kept: {counted(len(right), "correct response")} to '
-    + counted(len({c.row for c in right}), 'question'),
+    + (f'; left out: {", ".join(omissions)}' if omissions else '')
+    + f'; kept: {counted(len(successes), "correct response")} to '
+    + counted(len({c.row for c in successes}), 'question'),
     flush=True,
   )
-  return right
+  return successes
 
 
-def _ended(
-  path: str, proposed: list[seeding.Candidate], decoder: tokenizer.Tokenizer, counts: dict[str, int]
+def _with_end_token(
+  path: str,
+  candidates: list[seeding.Candidate],
+  decoder: tokenizer.Tokenizer,
+  counts: dict[str, int],
 ) -> list[seeding.Candidate]:
   """Return the candidates that end with an end token, and count the others in `counts`."""
-  ended = [one for one in proposed if int(one.tokens[-1]) in decoder.eos_ids]
-  counts['truncated'] = len(proposed) - len(ended)
-  if not ended:
+  remaining = [
+    candidate for candidate in candidates if int(candidate.tokens[-1]) in decoder.eos_ids
+  ]
+  counts['truncated'] = len(candidates) - len(remaining)
+  if not remaining:
     raise InputError(
       f'config.objective.mask_truncated=True: no response in {path} ends with an end token, so all '
       'of them count as truncated. Add the end tokens, or set '
       'config.objective.mask_truncated=False.'
     )
-  return ended
+  return remaining
 
 
-def _of_run(experiment: Experiment, path: str) -> Iterable[seeding.Trace]:
+def _run_traces(experiment: Experiment, path: str) -> Iterable[seeding.Trace]:
   """Yield the trajectories in another run's newest checkpoint. Skips retired questions."""
   values = read_config(path)
   model = values['model']
   with hub.as_in(path):
-    named = values['tokenizer']['path'] or model['path'] or model.get('repository', '')
-    folder = hub_checkpoint.folder(named, f'config.experience.path={path}: its tokenizer')
-    own = tokenizer.load(folder or os.path.join(path, 'tokenizer.model'))
+    tokenizer_name = values['tokenizer']['path'] or model['path'] or model.get('repository', '')
+    folder = hub_checkpoint.folder(tokenizer_name, f'config.experience.path={path}: its tokenizer')
+    run_tokenizer = tokenizer.load(folder or os.path.join(path, 'tokenizer.model'))
     names = ('tokenizer.json', 'tokenizer.model')  # these files map ids to text
-    if any(own.files.get(name) != experiment.tokenizer.files.get(name) for name in names):
+    if any(run_tokenizer.files.get(name) != experiment.tokenizer.files.get(name) for name in names):
       raise InputError(
         f'config.experience.path={path}: that run has a different tokenizer, so its tokens '
         f'represent different text here. Set config.tokenizer.path={path}/tokenizer.model if this '
         "file exists; otherwise, set it to that run's config.tokenizer.path."
       )
-    theirs = _questions_of(experiment, path, values)
+    run_data = _run_questions(experiment, path, values)
   buffer, step = checkpoint.restore_buffer(path)
   rows = sorted(buffer.entries)
   if not rows:
@@ -115,33 +120,35 @@ def _of_run(experiment: Experiment, path: str) -> Iterable[seeding.Trace]:
     )
   for row in rows:
     length = buffer.entries[row].prompt_length
-    if row >= len(theirs.prompts) or len(theirs.prompts[row]) != length:
+    if row >= len(run_data.prompts) or len(run_data.prompts[row]) != length:
       raise InputError(
-        f'config.experience.path={path}: {theirs.spec} has changed since that run: the '
+        f'config.experience.path={path}: {run_data.spec} has changed since that run: the '
         f'prompt in row {row} was {length} tokens long then. Restore the original data.'
       )
-  for row, question in zip(rows, theirs.questions.read(rows)):
+  for row, question in zip(rows, run_data.questions.read(rows)):
     entry = buffer.entries[row]
-    for number, stored in enumerate(entry.trajectories):
+    for number, trajectory in enumerate(entry.trajectories):
       yield seeding.Trace(
         place=f'{path}, step {step}: trajectory {number} of question {row}',
         question=prompt.last_user_message(question.messages),
         response=None,
-        tokens=stored.tokens,
-        logp=stored.logp,
+        tokens=trajectory.tokens,
+        logp=trajectory.logp,
         correctness=entry.correctness,
         row=row,
       )
 
 
-def _questions_of(experiment: Experiment, path: str, values: dict) -> QuestionSet:
+def _run_questions(experiment: Experiment, path: str, values: dict) -> QuestionSet:
   """Load another run's training questions, according to that run's config."""
-  theirs = config.build(questions.DataConfig, values['data'], f'{path}/config.json: data')
-  theirs = dataclasses.replace(theirs, cache_dir=experiment.config.data.cache_dir)
-  prompts = config.build(prompt.PromptConfig, values['prompt'], f'{path}/config.json: prompt')
-  longest = values['rollout']['max_prompt']
+  data_config = config.build(questions.DataConfig, values['data'], f'{path}/config.json: data')
+  data_config = dataclasses.replace(data_config, cache_dir=experiment.config.data.cache_dir)
+  prompt_config = config.build(prompt.PromptConfig, values['prompt'], f'{path}/config.json: prompt')
+  max_prompt = values['rollout']['max_prompt']
   try:
-    return questions.load_set(theirs, theirs.train, experiment.tokenizer, prompts, longest)
+    return questions.load_set(
+      data_config, data_config.train, experiment.tokenizer, prompt_config, max_prompt
+    )
   except InputError as error:
     raise InputError(
       f"config.experience.path={path}: that run's questions cannot be loaded. {error}"

@@ -70,21 +70,21 @@ def bucketed(experiment: Experiment, buffer: Buffer) -> Bucketed:
   return Bucketed(buffer, replay.buckets(config.replay, buffer, config.rollout.group_size))
 
 
-def warn(run: Run, experience: Experience, measured: Mapping[str, float]) -> None:
-  """Print warnings about this step or recent steps. `measured` contains the step's metrics."""
+def warn(run: Run, experience: Experience, step_metrics: Mapping[str, float]) -> None:
+  """Print warnings about this step or recent steps. `step_metrics` contains the step's metrics."""
   step = experience.plan.step
-  setup, record = alarm_setup(run.experiment, run.rollout), {**measured, 'step': step}
+  setup, record = alarm_setup(run.experiment, run.rollout), {**step_metrics, 'step': step}
   run.history, warnings = alarms.observe(setup, run.history, record)
   grading = alarms.grading(step, experience.verdicts)
   for warning in filter(None, (grading, *warnings)):
     hosts.warn(warning)
 
 
-def check_step(run: Run, experience: Experience, measured: Mapping[str, float]) -> None:
+def check_step(run: Run, experience: Experience, step_metrics: Mapping[str, float]) -> None:
   """Raise InputError if training has broken down. Called before the step is written or saved."""
-  record = {**measured, 'step': experience.plan.step}
-  recent = (*run.history.recent, record)
-  if why := alarms.breakdown(run.experiment.config.optimizer, recent):
+  record = {**step_metrics, 'step': experience.plan.step}
+  records = (*run.history.recent, record)
+  if why := alarms.breakdown(run.experiment.config.optimizer, records):
     raise InputError(f'step {experience.plan.step}: {why} {_newest_checkpoint(run)}')
 
 
@@ -104,15 +104,15 @@ def check_policy(run: Run, snapshot: Snapshot) -> None:
 
 def _newest_checkpoint(run: Run) -> str:
   run.checkpoints.wait_until_finished()
-  newest = run.checkpoints.latest_step()
-  if newest is None:
+  newest_step = run.checkpoints.latest_step()
+  if newest_step is None:
     return 'Nothing has been saved yet.'
   workdir = run.experiment.workdir
-  out = f'--out={workdir}/export/step_{newest}'
+  out = f'--out={workdir}/export/step_{newest_step}'
   words = [*console.program(), 'export', f'--checkpoint={workdir}', out]
   return (
-    f'This step has not been saved. The newest checkpoint is from step {newest}. To export its '
-    f'policy, run: {console.to_copy(words)}'
+    f'This step has not been saved. The newest checkpoint is from step {newest_step}. To export '
+    f'its policy, run: {console.to_copy(words)}'
   )
 
 
@@ -150,11 +150,11 @@ def begin(
     print(f'resumed after step {snapshot.step} from {manager.directory}', flush=True)
     return snapshot, initial, base_sums
   assert params is not None
-  _, trained = first_params(experiment, params)
-  policy = lora.joined(config.lora, initial, trained)
+  _, trained_params = first_params(experiment, params)
+  policy = lora.joined(config.lora, initial, trained_params)
   snapshot = Snapshot(
     step=0,
-    state=optimizer.init(config.optimizer, config.num_updates, trained),
+    state=optimizer.init(config.optimizer, config.num_updates, trained_params),
     buffer=seeding.seeded(rollout, policy, successes, config.experience.missing_logprobs),
     cursor=Cursor(),
   )

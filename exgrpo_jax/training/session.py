@@ -81,11 +81,11 @@ class Session:
       yield step
       self._check(step.snapshot)
 
-  def _check(self, last: Snapshot) -> None:
-    """Raise InputError if the run is closed, or another iterator took steps after `last`."""
+  def _check(self, snapshot: Snapshot) -> None:
+    """Raise InputError if the run is closed, or another iterator took steps after `snapshot`."""
     if not self.is_open:
       raise InputError('steps(): the run is closed. Call open_run again to resume it.')
-    if last is not self.snapshot:
+    if snapshot is not self.snapshot:
       raise InputError(
         'steps(): another iterator is already ahead of this one. Continue with that one.'
       )
@@ -123,10 +123,10 @@ def open_run(
   check_start(config, workdir)
   with owned(workdir), explained(workdir):
     experiment, rollout, evaluations = load(config, workdir)
-    if (done := steps_done(workdir)) > experiment.config.num_steps:
-      raise InputError(messages.finished(workdir, done, experiment.config.length))
-    full = machine.explained(lambda: memory.largest(experiment))
-    with full, jax.set_mesh(experiment.meshes.training), compilations.counted() as compiled:
+    if (newest_step := steps_done(workdir)) > experiment.config.num_steps:
+      raise InputError(messages.finished(workdir, newest_step, experiment.config.length))
+    explanation = machine.explained(lambda: memory.largest(experiment))
+    with explanation, jax.set_mesh(experiment.meshes.training), compilations.counted() as compiled:
       start = claim(config, experiment, rollout)
       # No hang warnings or signal handlers: a person may pause, or interrupt as usual.
       guard = contextlib.nullcontext((Clock(), lambda: ''))
@@ -160,8 +160,8 @@ def load(
     export.check(experiment)
     data = load_questions(experiment, experiment.config.data.train)
     check_data(experiment.config, data, workdir, steps_done(workdir))
-    sized = experiment.config.with_length(len(data.questions))
-    experiment = dataclasses.replace(experiment, config=sized)
+    run_config = experiment.config.with_length(len(data.questions))
+    experiment = dataclasses.replace(experiment, config=run_config)
     rollout = make_rollout(experiment, data)
     check_rewards(experiment.config, rollout.data)
     evaluations = load_evaluations(experiment)
@@ -182,13 +182,13 @@ def claim(config: ConfigDict, experiment: Experiment, rollout: RolloutSetup) -> 
   needs_params = is_new or experiment.config.keeps_initial
   params = warm_start.initial_params(experiment, rollout.data) if needs_params else None
   hub.record(workdir)
-  resolved = {}
+  overrides = {}
   if experiment.config.num_epochs:
-    resolved['num_steps'] = experiment.config.num_steps
+    overrides['num_steps'] = experiment.config.num_steps
   # A run started by an earlier version keeps 'auto', because it may have begun on another machine.
   if is_new or not has_begun(workdir) or stored_dtype(read_config(workdir)) != 'auto':
-    resolved['model.dtype'] = experiment.model.dtype
-  claim_workdir(overridden(config, resolved), workdir)
+    overrides['model.dtype'] = experiment.model.dtype
+  claim_workdir(overridden(config, overrides), workdir)
   keep_tokenizer(experiment)
   return params, successes
 
@@ -202,8 +202,8 @@ def keep_tokenizer(experiment: Experiment) -> None:
   folder = os.path.join(experiment.workdir, 'tokenizer')
   if not hosts.is_first() or os.path.exists(folder):
     return
-  with replacing(folder) as unfinished:
-    experiment.tokenizer.save(unfinished)
+  with replacing(folder) as temporary_folder:
+    experiment.tokenizer.save(temporary_folder)
 
 
 def train(
@@ -215,7 +215,7 @@ def train(
   callbacks: Sequence[Callback] = (),
 ) -> None:
   """Take all steps, report hangs, and stop after SIGTERM. For `callbacks`, see `open_run`."""
-  with opened(experiment, rollout, evaluations, start, compiled, _guarded()) as session:
+  with opened(experiment, rollout, evaluations, start, compiled, _unattended_guard()) as session:
     session.run.callbacks = callbacks
     for _ in session.steps():
       pass
@@ -239,23 +239,28 @@ def opened(
   warn_of_overlap(rollout.data, evaluations)
   with checkpoint.open_manager(workdir, config.checkpoint) as manager:
     snapshot, initial, base_sums = begin(experiment, rollout, manager, *start)
-    first = snapshot.step + 1 if snapshot.step else 0  # records from this step on are rewritten
+    # Records from this step on are rewritten.
+    first_step = snapshot.step + 1 if snapshot.step else 0
     settings = dataclasses.asdict(config)
     with (
-      metrics.Writer(workdir, first, config.metrics.wandb_project, settings) as writer,
-      step_records.Writer(workdir, first) as records,
+      metrics.Writer(workdir, first_step, config.metrics.wandb_project, settings) as writer,
+      step_records.Writer(workdir, first_step) as records,
       pool.Grader(config.grading, config.verifier) as grader,
     ):
-      past = metrics.read(workdir, first)  # the first host may not have deleted later steps yet
-      scored = scores_of(past, alarms.SCORE)
-      if first <= alarms.last_step(scored, config.num_steps, config.evaluation.patience):
-        record_start(workdir, first, _digests(rollout.data, snapshot, base_sums))
-      pace = Pace(compiled, past)
+      # The first host may not have deleted later steps yet.
+      past_metrics = metrics.read(workdir, first_step)
+      validation_scores = scores_of(past_metrics, alarms.SCORE)
+      if first_step <= alarms.last_step(
+        validation_scores, config.num_steps, config.evaluation.patience
+      ):
+        record_start(workdir, first_step, _digests(rollout.data, snapshot, base_sums))
+      pace = Pace(compiled, past_metrics)
       if not snapshot.step:
         policy = lora.joined(config.lora, initial, snapshot.state.params)
         with activity.doing('evaluate'), pace.evaluation():
-          writer.write(0, evaluated := scores.score_all(experiment, policy, evaluations, 0))
-        scored |= scores_of([{'step': 0} | evaluated], alarms.SCORE)
+          initial_scores = scores.score_all(experiment, policy, evaluations, 0)
+          writer.write(0, initial_scores)
+        validation_scores |= scores_of([{'step': 0} | initial_scores], alarms.SCORE)
       with guard as (clock, told_to_stop):
         run = Run(
           experiment=experiment,
@@ -273,12 +278,13 @@ def opened(
           told_to_stop=told_to_stop,
           pace=pace,
           bucketed=bucketed(experiment, snapshot.buffer),
-          scores=scored,
-          history=alarms.history(alarm_setup(experiment, rollout), past),
+          scores=validation_scores,
+          history=alarms.history(alarm_setup(experiment, rollout), past_metrics),
         )
         yield (session := Session(run, snapshot))
-        if (last := session.snapshot).step and last.step not in manager.all_steps():
-          save(run, last, is_last=True)
+        last_snapshot = session.snapshot
+        if last_snapshot.step and last_snapshot.step not in manager.all_steps():
+          save(run, last_snapshot, is_last=True)
         manager.wait_until_finished()
   if hosts.is_first() and (config.num_steps or evaluations):  # otherwise there are no metrics
     write_at_end(workdir)
@@ -291,7 +297,7 @@ def _digests(data: QuestionSet, start: Snapshot, base_sums: Mapping[str, int]) -
 
 
 @contextlib.contextmanager
-def _guarded() -> Iterator[tuple[Clock, Callable[[], str]]]:
+def _unattended_guard() -> Iterator[tuple[Clock, Callable[[], str]]]:
   """Guard an unattended run: report hangs, and listen for signals."""
   with watched() as clock, preemption.listening() as told_to_stop:
     yield clock, told_to_stop

@@ -153,7 +153,7 @@ def test_last_policies_are_evaluated_once_with_many_samples(
     pathlib.Path(out, 'evaluations.jsonl').write_text(json.dumps(line) + '\n')
 
   monkeypatch.setattr(scores, 'prepared', lambda _, values, specs: (values, specs))
-  monkeypatch.setattr(scores, 'of_one', evaluate)
+  monkeypatch.setattr(scores, 'evaluate_policy', evaluate)
   path = write_study(last_data="'sums.jsonl[:2]'", last_samples='16')
   assert start(path) == start(path) == 0
   assert evaluated == RUNS

@@ -228,7 +228,7 @@ def test_each_compared_policy_is_evaluated_with_its_own_commits(tmp_path, monkey
   mesh = sharding.make_mesh(sharding.TrainingConfig(data=1, fsdp=-1, tensor=1))
   experiment = types.SimpleNamespace(meshes=types.SimpleNamespace(training=mesh))
   for name in 'ab':
-    scores.of_one(types.SimpleNamespace(path=str(tmp_path / name)), experiment, (), '')
+    scores.evaluate_policy(types.SimpleNamespace(path=str(tmp_path / name)), experiment, (), '')
   assert used == [{'models/me/base': name * 40} for name in 'ab']
 
 
@@ -239,7 +239,7 @@ def test_an_error_in_the_second_policy_is_found_before_the_first_is_evaluated(
   shutil.copytree(first, second)
   values = json.loads((second / 'config.json').read_text()) | {'max_position_embeddings': 32}
   (second / 'config.json').write_text(json.dumps(values))
-  monkeypatch.setattr(evaluate, 'of_one', lambda *_: pytest.fail('the first is evaluated'))
+  monkeypatch.setattr(evaluate, 'evaluate_policy', lambda *_: pytest.fail('the first is evaluated'))
   given = dict.fromkeys(['config', 'checkpoint', 'step', 'out'])
   given |= dict(compare=[str(first), str(second)], data=[jsonl({'question': '1+1', 'answer': '2'})])
   with pytest.raises(InputError, match=f'max_position_embeddings=32 in {second}'):

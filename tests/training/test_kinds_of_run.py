@@ -940,7 +940,7 @@ def test_a_run_exports_its_last_policy_merged(run, merged):
 @of('lora')
 def test_transformers_and_peft_compute_the_policys_logits(run, merged, adapters):
   torch, transformers, peft = map(pytest.importorskip, ('torch', 'transformers', 'peft'))
-  policy, _ = policies.of_run(run.experiment, str(run.workdir), None)
+  policy, _ = policies.load_run_params(run.experiment, str(run.workdir), None)
   tokens_T = np.random.default_rng(0).integers(0, run.experiment.model.vocab_size, 40)
   hidden_BTD = model.hidden_states(run.experiment.model, policy, tokens_T[None].astype(np.int32))
   ours_TV = (hidden_BTD @ model.unembedding(run.experiment.model, policy))[0]
@@ -962,12 +962,12 @@ def test_adapters_are_rejected_on_a_different_base(run):
   try:
     differing = re.escape("on a different base (differing arrays: base['l")
     with pytest.raises(InputError, match=differing):
-      policies.of_run(run.experiment, str(run.workdir), None)
+      policies.load_run_params(run.experiment, str(run.workdir), None)
     with pytest.raises(InputError, match='contains adapters that were trained on a different base'):
       recording.run_training(run.experiment)
   finally:
     shutil.move(file + '.right', file)
-  assert policies.of_run(run.experiment, str(run.workdir), None)[1] == max(run.steps)
+  assert policies.load_run_params(run.experiment, str(run.workdir), None)[1] == max(run.steps)
 
 
 @of('lora')

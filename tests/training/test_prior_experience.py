@@ -371,7 +371,7 @@ def test_kept_questions_read_back_unchanged(config, jsonl, tmp_path, row, fields
   """This holds for any column names, with the settings that the original was read with."""
   reading = dataclasses.replace(parse_config(config).data, **fields, cache_dir=str(tmp_path))
   (before,) = questions.load(reading, jsonl(row))
-  tried = prefilter.Tried(before, [], [types.SimpleNamespace(correct=False)] * 4)
+  tried = prefilter.Attempt(before, [], [types.SimpleNamespace(correct=False)] * 4)
   prefilter.write(str(tmp_path), [tried], [tried])
   (after,) = questions.load(reading, str(tmp_path / 'questions.jsonl'))
   expected = dataclasses.replace(before, columns={**before.columns, 'pass_rate': 0.0})
