@@ -290,7 +290,7 @@ def evaluate_file(
     if function not in definitions:
       raise InputError(f'the file has no {function}()')
     if arguments and not inspect.signature(definitions[function]).parameters:
-      raise InputError(f"{function}() takes no argument, so remove ':{arguments[0]}'")
+      raise InputError(f"{function}() takes no arguments, so remove ':{arguments[0]}'")
     value = definitions[function](*arguments)
     if check:
       check(value)

@@ -1,10 +1,10 @@
 """The device memory that a program needs, as reported by the compiler or computed by formula.
 
-The formula adds up all arguments and, from the model's shape, the largest temporary arrays that
-exist at the same time. It counts an update's gradient and logits separately. If the two share
-memory, an update takes up to a fifth less. Tests compare the sums with the buffers that XLA
-allocates for the CPU and, if the GPU compiler is installed, for an H100. Shape letters are the
-same as in layers.py and attention.py.
+The formula adds up all arguments and the largest temporary arrays that exist at the same time. It
+derives their sizes from the model's shape. It counts an update's gradient and logits separately; if
+they share memory, an update needs up to 20% less. Tests compare the sums with the buffers that XLA
+allocates for the CPU and, if the GPU compiler is installed, for an H100. Shape letters are the same
+as in layers.py and attention.py.
 """
 
 import dataclasses

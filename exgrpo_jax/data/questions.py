@@ -271,10 +271,10 @@ def spec_columns(spec: str) -> dict[str, str]:
 
 
 def spec_files(base: str) -> tuple[list[str], str]:
-  """Return the files that a spec (without its slice) names, and one name for all of them.
+  """Return the files that a spec (without its slice) names, sorted, and a common name for them.
 
-  `*` in the last path component matches any characters; without it, the name is ''. Files are
-  sorted by name. Raises InputError if no file matches.
+  The common name is '' unless the last path component contains `*`, which matches any characters.
+  Raises InputError if no file matches.
   """
   folder, _, pattern = base.rpartition('/')
   if '*' not in pattern:

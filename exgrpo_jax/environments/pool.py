@@ -138,7 +138,7 @@ class Pool:
 
 
 @functools.cache
-def of(config: EnvironmentConfig) -> Pool:
+def shared_pool(config: EnvironmentConfig) -> Pool:
   """Return the pool for a config. A run's steps and evaluations share it."""
   return Pool(config)
 

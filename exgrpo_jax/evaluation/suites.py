@@ -248,8 +248,8 @@ def _samples(benchmark: Benchmark, questions: Sequence[Question], spec: str) -> 
   if min_copies != max_copies or benchmark.samples % max_copies:
     times = f'{max_copies}' if min_copies == max_copies else f'{min_copies} to {max_copies}'
     raise InputError(
-      f"{spec}: each question of source '{benchmark.source}' is listed {times} times, but "
-      f'{benchmark.label} is measured as {benchmark.measure}. List every question the same '
-      f'number of times, and make that number a divisor of {benchmark.samples}.'
+      f"{spec}: each question from source '{benchmark.source}' is listed {times} times, but "
+      f'{benchmark.label} is scored by {benchmark.measure}. List every question the same number '
+      f'of times. This number must divide {benchmark.samples}.'
     )
   return benchmark.samples // max_copies

@@ -208,7 +208,7 @@ def load_questions(experiment: Experiment, spec: str) -> QuestionSet:
   max_prompt = config.rollout.max_prompt
   data = questions.load_set(config.data, spec, tokenizer, config.prompt, max_prompt)
   if config.environment.name:
-    environments, overlong = pool.of(config.environment), config.data.on_overlong
+    environments, overlong = pool.shared_pool(config.environment), config.data.on_overlong
     data = pool.with_prompts(data, environments, tokenizer, config.prompt, max_prompt, overlong)
     hosts.check_same(spec, "the environment's prompts", lambda: b''.join(map(bytes, data.prompts)))
   check_embedded(experiment, data.prompts, f'{spec}: a prompt')

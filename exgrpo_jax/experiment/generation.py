@@ -97,7 +97,7 @@ def make_sampler(
     return engine
   return EpisodeSampler(
     engine=engine,
-    environments=pool.of(config.environment),
+    environments=pool.shared_pool(config.environment),
     config=config.environment,
     tokenizer=experiment.tokenizer,
     prompts=config.prompt,

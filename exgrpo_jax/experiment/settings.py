@@ -46,7 +46,7 @@ class ModelConfig(model.ShapeConfig):
   dtype: str = setting(
     'bfloat16',
     ('auto', 'float32', 'bfloat16'),
-    'dtype of activations; parameters are float32. auto means bfloat16 on accelerators and on CPUs '
+    'dtype of activations; trained parameters are float32. auto means bfloat16 on accelerators and on CPUs '
     'with bfloat16 instructions (AMX, AVX512_BF16), and float32 on other CPUs. A run or a reused '
     'warm start keeps its dtype on any machine',
   )
@@ -246,7 +246,7 @@ def check_length(values: ConfigDict, overrides: Collection[str]) -> None:
 
 
 def check_dropping(config: RunConfig) -> None:
-  """Raise InputError if the config drops groups with equal rewards that have a gradient."""
+  """Raise InputError if the config would drop equal-reward groups that still have a gradient."""
   if config.rollout.is_dynamic:
     baseline, sampling = config.objective.baseline, config.rollout.dynamic_sampling
     raise InputError(

@@ -129,7 +129,7 @@ def _worked_solutions(
 def _episodes(experiment: Experiment, questions: Sequence[Question]) -> _Solutions:
   """Yield the environment's scripted episodes, tokenized as in a rollout."""
   config = experiment.config
-  environments = pool.of(config.environment)
+  environments = pool.shared_pool(config.environment)
   seeds = [
     int(randomness.generator(config.warm_start_seed, Purpose.DEMONSTRATION, q.row).integers(2**63))
     for q in questions

@@ -33,7 +33,7 @@ _NORMS = {
 }
 
 
-def of(config: model.ShapeConfig) -> dict[tuple[ParamPath, Index], Tensor]:
+def tensors(config: model.ShapeConfig) -> dict[tuple[ParamPath, Index], Tensor]:
   """Return all tensors of a checkpoint, in file order.
 
   Returns:

@@ -46,7 +46,7 @@ def load(
   dtype, if a file is missing or truncated, or if hosts have different copies.
   """
   folder = epath.Path(directory).expanduser()
-  layout = tensor_names.of(config)
+  layout = tensor_names.tensors(config)
   keys = {tensor.name: key for key, tensor in layout.items()}
   tensors = {tensor.name: tensor for tensor in layout.values()}
   shapes = model.shapes(config, mesh, frozen=frozen)
@@ -169,7 +169,7 @@ def save(
   """
   folder = epath.Path(directory).expanduser()
   itemsize = np.dtype(dtype).itemsize
-  shards = _split(tensor_names.of(config), itemsize, shard_bytes)
+  shards = _split(tensor_names.tensors(config), itemsize, shard_bytes)
   names = safetensors_files.names(len(shards))
   if hosts.is_first():
     folder.mkdir(parents=True, exist_ok=True)
@@ -265,7 +265,7 @@ def adapter_tensors(
 ) -> dict[tuple[ParamPath, Index], Tensor]:
   """Return the A and B matrices of each target, keyed by (path in the adapters, index)."""
   layout = {}
-  for (path, index), kernel in tensor_names.of(shape).items():
+  for (path, index), kernel in tensor_names.tensors(shape).items():
     module = kernel.name.removesuffix('.weight')
     if module.split('.')[-1] in config.targets:
       prefix, (num_outputs, num_inputs) = f'base_model.model.{module}', kernel.shape

@@ -90,7 +90,7 @@ def attend_several(
   """Write T tokens per row, starting at position_B; each attends to itself and earlier tokens.
 
   Returns the attention output [B, T, N, H] and the new layer. S must be at least position_B + T.
-  Drafts that are rejected later stay in the cache, beyond the positions that are read.
+  Drafts that end up being rejected stay in the cache, past the positions that are read.
   """
   layer = _write(layer, *new_BTGH, position_B)
   return _attend(query_BTNH, position_B, layer, cap), layer

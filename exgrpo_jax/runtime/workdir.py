@@ -378,7 +378,7 @@ def check_folder(key: str, folder: str) -> None:
 
 
 def make_folder(key: str, folder: str) -> None:
-  """Create a folder that the config names. Raises InputError if that fails.
+  """Create a folder named in the config. Raises InputError if that fails.
 
   An existing folder may be read-only, because it may already contain everything that is needed.
   """

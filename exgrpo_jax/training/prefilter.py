@@ -99,9 +99,9 @@ def filter_questions(
   spread = ', '.join(f'{rate:.3g}: {count:,}' for rate, count in sorted(counts.items()))
   if not selection:
     raise InputError(
-      f'--above={above} and --below={below}: no question in {data.spec} has a pass rate between '
-      f'these bounds ({counted(len(attempts), "question")} tried). Choose other bounds. Questions '
-      f'by pass rate: {spread}.'
+      f'--above={above} and --below={below}: no question in {data.spec} has a pass rate within '
+      f'these bounds ({counted(len(attempts), "question")} tried). Choose different bounds. '
+      f'Questions by pass rate: {spread}.'
     )
   write(out, attempts, selection)
   print(f'{data.spec}: kept {len(selection):,} of {counted(len(attempts), "question")}')

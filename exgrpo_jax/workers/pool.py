@@ -115,8 +115,8 @@ class Worker:
     """Replace the process, with the standby if there is one, and wait until it is ready.
 
     Raises InputError if the user's code is rejected, hangs or ends the process, and RuntimeError if
-    no process becomes ready for any other reason. After a timeout, the error's cause is a
-    TimeoutError.
+    no process becomes ready and the cause is something else. After a timeout, the error's cause is
+    a TimeoutError.
     """
     failure = None
     for _ in range(self._program.starts):

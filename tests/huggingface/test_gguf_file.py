@@ -57,7 +57,7 @@ def test_quantized_weights_are_dequantized_exactly(tmp_path, kind, monkeypatch):
   monkeypatch.setattr(gguf_file, '_VALUES', 200)  # a few rows
   path = gguf_files.write(tmp_path / 'model.gguf', LLAMA, KINDS[kind])
   config, exact = read_config(LLAMA), read_tensors(LLAMA)
-  tensors = {t.name: t for t in weights.tensor_names.of(config).values()}
+  tensors = {t.name: t for t in weights.tensor_names.tensors(config).values()}
   slices = gguf_file.slices(path, tensors, config.head_size)
   for name, array in exact.items():
     expected = gguf.dequantize(*gguf_files.stored(array, KINDS[kind]))

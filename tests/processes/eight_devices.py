@@ -462,7 +462,7 @@ def weights_are_the_same_in_every_layout_and_each_device_reads_only_its_slices()
         with stored_checkpoints.recorded_reads() as reads:
           params = weights.load(folder, config, make_mesh(*sizes))
         shard_sizes = {}
-        for (path, index), tensor in tensor_names.of(config).items():
+        for (path, index), tensor in tensor_names.tensors(config).items():
           shard = functools.reduce(operator.getitem, path, params).addressable_shards[0].data
           shard_sizes[tensor] = shard[index].size
         assert len(reads) >= sum(len(tensor.shape) == 2 for tensor in shard_sizes)

@@ -109,7 +109,7 @@ def solution(response: str, require: Collection[str] = ()) -> str | None:
   """Return the text after a response's reasoning, or None if a required part is missing.
 
   The reasoning is any text before the last '</think>' or after an unclosed '<think>'. If `require`
-  contains 'think', the response needs a '</think>'; if it contains 'box', a box.
+  contains 'think', the response must contain '</think>'. If it contains 'box', there must be a box.
   """
   _, closing_tag, rest = response.rpartition('</think>')
   if 'think' in require and not closing_tag:
