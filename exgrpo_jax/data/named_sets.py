@@ -23,7 +23,7 @@ from exgrpo_jax.errors import InputError
 from exgrpo_jax.runtime import hub
 
 _CONVERTED = 'refs/convert/parquet'
-_ONLY = 'default'  # the Hub's name for the config of a dataset without named configs
+_ONLY_CONFIG = 'default'  # the Hub's name for the config of a dataset without named configs
 _SPLIT = re.compile(r'(?P<name>[^:]+/[^:]+):((?P<config>[^:]+):)?(?P<split>[^:/]+)')
 _SHARD = re.compile(r'(?P<split>\w[\w.]*?)([-_.]\d+-of-\d+(-\w+)?)?')
 _BATCH = 1000  # TFDS rows per read
@@ -54,14 +54,14 @@ def on_hub(cache_dir: str, base: str) -> HubSplit | None:
   """
   if base.endswith(row_files.ENDINGS) or row_files.task_file(base):
     return None
-  found = parse(base)
-  repository = found.repository if found else hub.parse('dataset', base)
+  split = parse(base)
+  repository = split.repository if split else hub.parse('dataset', base)
   if not repository or _tfds_knows(cache_dir, repository.name):
     return None
   is_file = os.path.splitext(base)[1][1:].isalpha()  # a file in an unsupported format
-  if not found and not is_file and not os.path.exists(base):
+  if not split and not is_file and not os.path.exists(base):
     _refuse_unsplit(repository)
-  return found
+  return split
 
 
 # ---- The Hub ----
@@ -86,19 +86,19 @@ def locate(split: HubSplit) -> tuple[hub.Repository, Sequence[str]]:
     configs = [split.config] if split.config else list(layout)
     if len(configs) == 1 and (paths := layout.get(configs[0], {}).get(split.split)):
       return repository, paths
-  raise InputError(_absent(split, layout))
+  raise InputError(_no_split(split, layout))
 
 
-def _layouts(named: hub.Repository) -> Iterator[tuple[hub.Repository, Layout]]:
+def _layouts(repository: hub.Repository) -> Iterator[tuple[hub.Repository, Layout]]:
   """Yield the repository pinned to its commit, then the Hub's converted branch if it exists."""
-  repository = hub.pinned(named)
-  yield repository, _layout(repository)
-  if not named.revision:
+  default_branch = hub.pinned(repository)
+  yield default_branch, _layout(default_branch)
+  if not repository.revision:
     try:
-      converted = hub.pinned(named._replace(revision=_CONVERTED))
+      converted_branch = hub.pinned(repository._replace(revision=_CONVERTED))
     except hub.NoRevisionError:
       return
-    yield converted, _layout(converted)
+    yield converted_branch, _layout(converted_branch)
 
 
 def _layout(repository: hub.Repository) -> Layout:
@@ -113,7 +113,7 @@ def _layout(repository: hub.Repository) -> Layout:
     else:
       match = _SHARD.fullmatch(stem)
       split = match['split'] if match else ''
-    config = folders[0] if folders and folders[0] != 'data' else _ONLY
+    config = folders[0] if folders and folders[0] != 'data' else _ONLY_CONFIG
     if ending == '.parquet' and split and len(folders) <= 1:
       layout.setdefault(config, {}).setdefault(split, []).append(path)
   return layout
@@ -127,21 +127,21 @@ def _refuse_unsplit(repository: hub.Repository) -> NoReturn:
     'dataset has only one config'
   )
   try:
-    found = next((_there(layout) for _, layout in _layouts(repository) if layout), '')
+    splits = next((_list_splits(layout) for _, layout in _layouts(repository) if layout), '')
   except InputError as error:
     message = f'{form}. The splits of this dataset could not be listed: {error}'
     raise InputError(message, status=2) from error
-  raise InputError(f'{form} ({found or "the dataset has no parquet splits"}).')
+  raise InputError(f'{form} ({splits or "the dataset has no parquet splits"}).')
 
 
-def _there(layout: Layout) -> str:
+def _list_splits(layout: Layout) -> str:
   """List each config's splits for an error message."""
   return '; '.join(f'{config}: {", ".join(layout[config])}' for config in layout)
 
 
-def _absent(split: HubSplit, layout: Layout) -> str:
-  repository, there = split.repository, _there(layout)
-  if not there:
+def _no_split(split: HubSplit, layout: Layout) -> str:
+  repository, splits = split.repository, _list_splits(layout)
+  if not splits:
     why = (
       'the Hub converts only the default branch. Remove the revision, or'
       if repository.revision
@@ -156,10 +156,10 @@ def _absent(split: HubSplit, layout: Layout) -> str:
   if not split.config and len(layout) > 1:
     return (
       f'the dataset {repository} has several configs. Name one, as in {repository}:CONFIG:SPLIT '
-      f'({there}).'
+      f'({splits}).'
     )
-  wanted = f'{split.config}:{split.split}' if split.config else split.split
-  return f"the dataset {repository} has no '{wanted}' (has: {there})."
+  name = f'{split.config}:{split.split}' if split.config else split.split
+  return f"the dataset {repository} has no '{name}' (has: {splits})."
 
 
 # ---- TFDS, imported only when needed ----
@@ -167,7 +167,7 @@ def _absent(split: HubSplit, layout: Layout) -> str:
 
 def of_tfds(cache_dir: str, spec: str, name: str, split: str) -> RowFile:
   """Return a TFDS split, prepared as array_record. Raises InputError if it does not exist."""
-  builder = _prepared(cache_dir, spec, name)
+  builder = _prepare_tfds(cache_dir, spec, name)
   splits = builder.info.splits
   if split not in splits:
     raise InputError(f"{spec}: {name} has no split '{split}' (has: {', '.join(splits)}).")
@@ -179,8 +179,8 @@ def of_tfds(cache_dir: str, spec: str, name: str, split: str) -> RowFile:
     for start in range(0, len(source), _BATCH):
       numbers = range(start, min(start + _BATCH, len(source)))
       for number, values in zip(numbers, source.__getitems__(list(numbers))):
-        kept = {column: value for column, value in values.items() if column not in without}
-        yield f'{path}: row {number}', kept
+        row = {column: value for column, value in values.items() if column not in without}
+        yield f'{path}: row {number}', row
 
   def digest() -> str:
     return ' '.join(row_files.digest(os.fspath(file)) for file in splits[split].filepaths)
@@ -214,7 +214,7 @@ def _tfds_knows(cache_dir: str, name: str) -> bool:
   return True
 
 
-def _prepared(cache_dir: str, spec: str, name: str) -> Any:
+def _prepare_tfds(cache_dir: str, spec: str, name: str) -> Any:
   """Prepare a dataset and return its builder; raise InputError if that fails."""
   try:
     builder = _builder(cache_dir, name)

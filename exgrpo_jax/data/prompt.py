@@ -101,15 +101,15 @@ def parsed_kwargs(text: str) -> dict[str, Any]:
     raise ValueError(f'JSON has no {name}')
 
   try:
-    found = json.loads(text or '{}', parse_constant=refuse_constant)
-    if not isinstance(found, dict):
-      raise ValueError(f'a JSON {type(found).__name__}')
+    kwargs = json.loads(text or '{}', parse_constant=refuse_constant)
+    if not isinstance(kwargs, dict):
+      raise ValueError(f'a JSON {type(kwargs).__name__}')
   except ValueError as error:
     raise InputError(
       f'config.prompt.template_kwargs={text}: this is not a JSON object ({error}). Write it like '
       '{"enable_thinking": false}, with double quotes and lowercase true and false.'
     ) from error
-  return found
+  return kwargs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -188,9 +188,9 @@ def following(messages: Sequence[Message], config: PromptConfig, chat: Chat = NO
   """
   if config.template == 'plain':
     return ''.join(f'{m.content}\n' for m in messages if m.role != 'system')
-  thinks = THINK if config.template == 'paper' else ''
+  think = THINK if config.template == 'paper' else ''
   if chat.template is None:
-    return '\n' + _role_lines(messages, dataclasses.replace(chat, begin='')) + thinks
+    return '\n' + _role_lines(messages, dataclasses.replace(chat, begin='')) + think
   turn = [Message('user', 'and now?'), Message('assistant', _TURN)]
   keywords = template_keywords(config, chat)
   text = _apply_template(chat.template, [*turn, *messages], chat, keywords=keywords)
@@ -199,7 +199,7 @@ def following(messages: Sequence[Message], config: PromptConfig, chat: Chat = NO
       f'the chat template of {chat.source} omits earlier assistant turns, so it cannot be used '
       'for multi-turn episodes. Fix it, or choose a different config.prompt.template.'
     )
-  return text.partition(_TURN)[2].removesuffix(thinks) + thinks
+  return text.partition(_TURN)[2].removesuffix(think) + think
 
 
 def template_keywords(config: PromptConfig, chat: Chat) -> dict[str, Any]:
@@ -208,18 +208,18 @@ def template_keywords(config: PromptConfig, chat: Chat) -> dict[str, Any]:
   Raises InputError for an argument that the template does not use, or that is always passed, such
   as `messages`.
   """
-  keywords, used = parsed_kwargs(config.template_kwargs), _variables(chat.template or '')
-  if not keywords or used is None:
+  keywords, variables = parsed_kwargs(config.template_kwargs), _variables(chat.template or '')
+  if not keywords or variables is None:
     return keywords
-  passed = {*_PASSED, *chat.special_tokens}
-  usable = ', '.join(sorted(used - passed)) or 'none'
+  preset_names = {*_PASSED, *chat.special_tokens}
+  usable = ', '.join(sorted(variables - preset_names)) or 'none'
   for name in keywords:
     problem = (
       'this argument is already set for every prompt'
-      if name in passed
+      if name in preset_names
       else f'the chat template of {chat.source} does not use it'
     )
-    if name in passed or name not in used:
+    if name in preset_names or name not in variables:
       raise InputError(
         f'config.prompt.template_kwargs={config.template_kwargs}: {name!r}: {problem}. '
         f'Remove {name!r}, or use a keyword argument that the template uses ({usable}).'
@@ -236,10 +236,10 @@ def _with_descriptions(
   tools: Sequence[Mapping[str, Any]], messages: Sequence[Message]
 ) -> list[Message]:
   """Return the messages with the tool descriptions in a leading system message."""
-  described = '\n'.join(json.dumps(tool, ensure_ascii=False) for tool in tools)
-  before = [message.content for message in messages if message.role == 'system']
-  text = '\n\n'.join([*before, _TOOLS.format(described)])
-  return [Message('system', text), *(one for one in messages if one.role != 'system')]
+  descriptions = '\n'.join(json.dumps(tool, ensure_ascii=False) for tool in tools)
+  system_texts = [message.content for message in messages if message.role == 'system']
+  text = '\n\n'.join([*system_texts, _TOOLS.format(descriptions)])
+  return [Message('system', text), *(message for message in messages if message.role != 'system')]
 
 
 def _role_lines(messages: Sequence[Message], chat: Chat) -> str:
@@ -296,16 +296,16 @@ def _variables(template: str) -> frozenset[str] | None:
   """
   environment = _environment()
   try:
-    parsed = environment.parse(template)
+    tree = environment.parse(template)
   except jinja2.TemplateSyntaxError:
     return None
-  names = jinja2.nodes.Name
-  own = {name.name for name in parsed.find_all(names) if name.ctx != 'load'} - {*_PASSED}
-  for check in parsed.find_all((jinja2.nodes.Test, jinja2.nodes.Filter)):
-    if check.name in ('defined', 'undefined', 'default', 'd') and isinstance(check.node, names):
-      own.discard(check.node.name)
-  used = jinja2.meta.find_undeclared_variables(parsed)
-  return frozenset(used - own - environment.globals.keys() - _FUNCTIONS)
+  name_type = jinja2.nodes.Name
+  own_names = {name.name for name in tree.find_all(name_type) if name.ctx != 'load'} - {*_PASSED}
+  for check in tree.find_all((jinja2.nodes.Test, jinja2.nodes.Filter)):
+    if check.name in ('defined', 'undefined', 'default', 'd') and isinstance(check.node, name_type):
+      own_names.discard(check.node.name)
+  undeclared = jinja2.meta.find_undeclared_variables(tree)
+  return frozenset(undeclared - own_names - environment.globals.keys() - _FUNCTIONS)
 
 
 class _Generation(jinja2.ext.Extension):

@@ -111,12 +111,12 @@ def load_set(
   """
   settle(config, spec)
   with hosts.first_host_first('load_questions'):  # prepared data may be in a shared folder
-    loaded = load(config, spec)
-    tokens = store.tokenized(loaded, tokenizer, prompts)
-  kept = check_prompts(spec, tokens.lengths, max_prompt, config.on_overlong)
-  hosts.check_same(spec, 'the questions', lambda: tokens.checksum + kept.tobytes())
+    dataset = load(config, spec)
+    tokens = store.tokenized(dataset, tokenizer, prompts)
+  rows = check_prompts(spec, tokens.lengths, max_prompt, config.on_overlong)
+  hosts.check_same(spec, 'the questions', lambda: tokens.checksum + rows.tobytes())
   # Rows are renumbered because the stream and the buffer address questions by index.
-  return QuestionSet(spec=spec, questions=loaded.select(kept), prompts=tokens.select(kept))
+  return QuestionSet(spec=spec, questions=dataset.select(rows), prompts=tokens.select(rows))
 
 
 def settle(config: DataConfig, spec: str) -> None:
@@ -125,8 +125,8 @@ def settle(config: DataConfig, spec: str) -> None:
   All hosts must call it before `load`. Raises InputError if the data is neither on the Hub nor in
   the cache.
   """
-  if found := named_sets.on_hub(config.cache_dir, split_spec(spec)[0]):
-    named_sets.locate(found)
+  if hub_split := named_sets.on_hub(config.cache_dir, split_spec(spec)[0]):
+    named_sets.locate(hub_split)
 
 
 def load(config: DataConfig, spec: str) -> Dataset:
@@ -139,37 +139,37 @@ def load(config: DataConfig, spec: str) -> Dataset:
     spec.encode()
   except UnicodeEncodeError as error:
     raise InputError(f'{spec!r}: the name is not valid UTF-8. Rename the file.') from error
-  base, named = split_spec(spec)[0], spec_columns(spec)
+  base, overrides = split_spec(spec)[0], spec_columns(spec)
   columns = {
-    key: named.get(key, '') if named else getattr(config, f'{key}_field') for key in COLUMNS
+    key: overrides.get(key, '') if overrides else getattr(config, f'{key}_field') for key in COLUMNS
   }
-  fields = Fields(**columns, default_kind=config.default_kind, of_spec=bool(named))
+  fields = Fields(**columns, default_kind=config.default_kind, of_spec=bool(overrides))
   if fields.of_spec and base.startswith((reasoning_gym.PREFIX, *(f'{task}:' for task in TASKS))):
     raise InputError(f'{spec}: tasks have no columns to choose from. Remove the braces.')
   if base.startswith(reasoning_gym.PREFIX):
     tasks, _, split = base.removeprefix(reasoning_gym.PREFIX).rpartition(':')
     if not tasks:
       raise InputError(f"{spec}: a data spec must end in a split, such as '{base}:train'.")
-    return _of_store(spec, reasoning_gym.prepared(config.cache_dir, spec, tasks), tasks, split)
+    return _dataset(spec, reasoning_gym.prepared(config.cache_dir, spec, tasks), tasks, split)
   name, _, split = base.rpartition(':')
   if name in TASKS:
-    return _of_store(spec, store.of_task(config.cache_dir, name, TASKS[name]), name, split)
+    return _dataset(spec, store.of_task(config.cache_dir, name, TASKS[name]), name, split)
   files, source = _files(config, spec, base)
   try:
-    found = store.of_files(config.cache_dir, fields, files, source)
+    data = store.of_files(config.cache_dir, fields, files, source)
   except InputError as error:
     if (source or fields.of_spec) and not str(error).startswith(spec):
       raise InputError(f'{spec}: {error}') from error
     raise
-  if found.left_out and config.on_unverifiable == 'refuse':
-    total = sum(rows for rows, _ in found.left_out.values())
-    counts = ', '.join(f'{reason}: {rows:,}' for reason, (rows, _) in found.left_out.items())
+  if data.left_out and config.on_unverifiable == 'refuse':
+    total = sum(rows for rows, _ in data.left_out.values())
+    counts = ', '.join(f'{reason}: {rows:,}' for reason, (rows, _) in data.left_out.items())
     raise InputError(
       f'{spec}: {counted(total, "row")} {"has" if total == 1 else "have"} no answer that can be '
-      f'checked ({counts}). The first is at {next(iter(found.left_out.values())).first}. Give each '
+      f'checked ({counts}). The first is at {next(iter(data.left_out.values())).first}. Give each '
       "row an answer, or set config.data.on_unverifiable='drop' to skip such rows."
     )
-  return _of_store(spec, found, files[0].path, store.ROWS)
+  return _dataset(spec, data, files[0].path, store.ROWS)
 
 
 def _files(config: DataConfig, spec: str, base: str) -> tuple[list[RowFile], str]:
@@ -181,8 +181,8 @@ def _files(config: DataConfig, spec: str, base: str) -> tuple[list[RowFile], str
     paths, source = [base], ''
   elif base.endswith(ENDINGS):
     paths, source = spec_files(base)
-  elif found := named_sets.on_hub(config.cache_dir, base):
-    paths, source = named_sets.files(found), found.repository.name
+  elif hub_split := named_sets.on_hub(config.cache_dir, base):
+    paths, source = named_sets.files(hub_split), hub_split.repository.name
   else:
     check_form(spec)
     name, _, split = base.rpartition(':')
@@ -190,17 +190,17 @@ def _files(config: DataConfig, spec: str, base: str) -> tuple[list[RowFile], str
   return [row_files.row_file(path) for path in paths], source
 
 
-def _of_store(spec: str, found: Store, name: str, split: str) -> Dataset:
+def _dataset(spec: str, data: Store, name: str, split: str) -> Dataset:
   """Return the rows of a split that the spec's slice selects."""
-  if split not in found.sizes:
-    raise InputError(f"{spec}: {name} has no split '{split}' (has: {', '.join(found.sizes)}).")
-  if not found.sizes[split]:
+  if split not in data.sizes:
+    raise InputError(f"{spec}: {name} has no split '{split}' (has: {', '.join(data.sizes)}).")
+  if not data.sizes[split]:
     raise InputError(
       f'{spec}: {split} is empty: too few distinct questions. Change the task or its arguments.'
     )
-  kept = np.setdiff1d(np.arange(found.sizes[split]), found.excluded)
-  rows = spec_rows(spec, len(kept))
-  return Dataset(spec, found, split, kept[rows.start : rows.stop])
+  kept_rows = np.setdiff1d(np.arange(data.sizes[split]), data.excluded)
+  rows = spec_rows(spec, len(kept_rows))
+  return Dataset(spec, data, split, kept_rows[rows.start : rows.stop])
 
 
 def check_prompts(spec: str, lengths: np.ndarray, limit: int, overlong: str) -> np.ndarray:
@@ -209,14 +209,14 @@ def check_prompts(spec: str, lengths: np.ndarray, limit: int, overlong: str) -> 
   `lengths` (int [rows]) and `limit` count tokens. `overlong` is DataConfig.on_overlong. Raises
   InputError if a prompt exceeds the limit and `overlong` is 'refuse', or if all prompts exceed it.
   """
-  over = np.flatnonzero(lengths > limit)
-  if over.size and overlong == 'refuse':
+  rows = np.flatnonzero(lengths > limit)
+  if rows.size and overlong == 'refuse':
     raise InputError(
-      f'{spec}: the prompt of row {over[0]} is {lengths[over[0]]} tokens long, and {over.size} of '
-      f'{counted(len(lengths), "prompt")} {"exceeds" if over.size == 1 else "exceed"} the limit of '
+      f'{spec}: the prompt of row {rows[0]} is {lengths[rows[0]]} tokens long, and {rows.size} of '
+      f'{counted(len(lengths), "prompt")} {"exceeds" if rows.size == 1 else "exceed"} the limit of '
       f"{limit}. Raise the limit, or set config.data.on_overlong='drop' to skip such questions."
     )
-  if over.size == len(lengths):
+  if rows.size == len(lengths):
     raise InputError(
       f'{spec}: no prompt is within the limit of {counted(limit, "token")} (the shortest has '
       f"{lengths.min()}), so config.data.on_overlong='drop' would leave none. Raise the limit."
@@ -260,14 +260,14 @@ def spec_columns(spec: str) -> dict[str, str]:
   match = _SPEC.fullmatch(spec)
   braces = [part for part in (match['columns'], match['columns_last']) if part] if match else []
   pairs = [pair.partition('=') for text in braces for pair in text[1:-1].split(',')]
-  named = {key.strip(): column.strip() for key, _, column in pairs}
-  if len(named) < len(pairs) or not set(named) <= set(COLUMNS) or not all(named.values()):
+  columns = {key.strip(): column.strip() for key, _, column in pairs}
+  if len(columns) < len(pairs) or not set(columns) <= set(COLUMNS) or not all(columns.values()):
     raise InputError(
       f'{spec}: {" and ".join(braces)} must map question, answer or solution to column names, each '
       'at most once, as in {question=problem,answer=key}. A column whose name contains a comma or '
       'a brace can only be named in config.data.question_field, answer_field or solution_field.'
     )
-  return named
+  return columns
 
 
 def spec_files(base: str) -> tuple[list[str], str]:
@@ -279,10 +279,10 @@ def spec_files(base: str) -> tuple[list[str], str]:
   folder, _, pattern = base.rpartition('/')
   if '*' not in pattern:
     return [base], ''
-  found = sorted(map(os.fspath, epath.Path(folder).expanduser().glob(pattern)))
-  if not found:
+  paths = sorted(map(os.fspath, epath.Path(folder).expanduser().glob(pattern)))
+  if not paths:
     raise InputError(f'{base}: no file matches this pattern. Check the folder and the pattern.')
-  return found, pattern.partition('*')[0].rstrip('-_.') or pathlib.PurePath(folder).name
+  return paths, pattern.partition('*')[0].rstrip('-_.') or pathlib.PurePath(folder).name
 
 
 def spec_rows(spec: str, size: int) -> range:
@@ -355,16 +355,16 @@ def check_distinct(specs: Iterable[str], where: str) -> None:
 
   The message starts with `where`, a setting such as 'config.data.evaluation'.
   """
-  named: dict[str, str] = {}
+  spec_of_name: dict[str, str] = {}
   for spec in specs:
     name = spec_name(spec)
-    if name in named:
+    if name in spec_of_name:
       raise InputError(
-        f"{where}: '{named[name]}' and '{spec}' would both be reported as '{name}', because "
+        f"{where}: '{spec_of_name[name]}' and '{spec}' would both be reported as '{name}', because "
         'a reported name consists of the folder, file and slice (or task, split and slice). Rename '
         'or remove one of them.'
       )
-    named[name] = spec
+    spec_of_name[name] = spec
 
 
 def check_apart(validation: Sequence[str], evaluation: Sequence[str]) -> None:

@@ -52,7 +52,7 @@ _SIXTHS = (*['train'] * 4, 'validation', 'test')  # the split of each sixth of a
 _SIZE = 2000  # default number of train questions
 _TRIES = 1000  # a task is exhausted after this many tries in a row without a new question
 _CHUNK = 500  # questions per reasoning_gym seed
-_APART = 1_000_000  # reasoning_gym seeds between two of ours; most tasks add the row to the seed
+_STRIDE = 1_000_000  # reasoning_gym seeds between two of ours; most tasks add the row to the seed
 _FORM = 'Write it like chain_sum(min_terms=2,max_terms=3)*2+gcd, with keyword arguments'
 
 
@@ -67,11 +67,11 @@ class Task(NamedTuple):
   def entries(self) -> Iterator[dict[str, Any]]:
     """Yield an endless stream of JSON-serializable questions, each with `task` and `config`."""
     origin = {'task': self.name, 'config': self.config}
-    for start in itertools.count(self.seed * _APART, _CHUNK):
+    for start in itertools.count(self.seed * _STRIDE, _CHUNK):
       config = {**self.config, 'seed': start, 'size': _CHUNK}
-      generated = reasoning_gym.dataset(self.name, config)
+      dataset = reasoning_gym.dataset(self.name, config)
       for index in range(_CHUNK):
-        yield json.loads(json.dumps({**generated[index], **origin}, default=str))
+        yield json.loads(json.dumps({**dataset[index], **origin}, default=str))
 
 
 def prepared(cache_dir: str, spec: str, tasks: str) -> Store:
@@ -85,26 +85,26 @@ def prepared(cache_dir: str, spec: str, tasks: str) -> Store:
   key = repr((importlib.metadata.version('reasoning_gym'), tasks, code))
 
   def make(facts: dict[str, Any]) -> dict[str, list[Record]]:
-    made = _made_apart(spec, tasks)
-    facts['layouts'] = made['counts']
-    return made['splits']
+    content = _make_in_subprocess(spec, tasks)
+    facts['layouts'] = content['counts']
+    return content['splits']
 
   return store.prepared(cache_dir, 'reasoning_gym', key, make)
 
 
-def _made_apart(spec: str, tasks: str) -> dict[str, Any]:
+def _make_in_subprocess(spec: str, tasks: str) -> dict[str, Any]:
   """Run `main` in a process with a fixed hash seed, so that set iteration is reproducible."""
   search_path = os.pathsep.join(path or os.getcwd() for path in sys.path)
-  done = subprocess.run(
+  process = subprocess.run(
     [sys.executable, '-P', '-m', __name__, spec, tasks],
     env=os.environ | {'PYTHONPATH': search_path, 'PYTHONHASHSEED': '0'},
     stdout=subprocess.PIPE,
     check=True,
   )
-  made = json.loads(done.stdout)
-  if 'refused' in made:
-    raise InputError(made['refused'])
-  return made
+  content = json.loads(process.stdout)
+  if 'refused' in content:
+    raise InputError(content['refused'])
+  return content
 
 
 # ---- In that process ----
@@ -116,10 +116,10 @@ def main() -> None:
   out, sys.stdout = sys.stdout, sys.stderr
   warnings.simplefilter('ignore')
   try:
-    made = _make(parse(spec, text), spec)
+    content = _make(parse(spec, text), spec)
   except InputError as error:
-    made = {'refused': str(error)}
-  json.dump(made, out)
+    content = {'refused': str(error)}
+  json.dump(content, out)
 
 
 def _make(tasks: Sequence[Task], spec: str) -> dict[str, Any]:
@@ -127,7 +127,7 @@ def _make(tasks: Sequence[Task], spec: str) -> dict[str, Any]:
   counts = []
   for task in tasks:
     report = activity.reporter(
-      lambda done, name=task.name: f'{name}: {counted(done, "question")} generated'
+      lambda count, name=task.name: f'{name}: {counted(count, "question")} generated'
     )
     random.seed(task.seed)
     np.random.seed(task.seed % 2**32)
@@ -135,7 +135,7 @@ def _make(tasks: Sequence[Task], spec: str) -> dict[str, Any]:
     with contextlib.redirect_stdout(io.StringIO()), _refusing(f'{spec}: {task.name}'):
       counts.append(_add(task, splits, report))
   return {
-    'splits': {name: [found[key] for key in sorted(found)] for name, found in splits.items()},
+    'splits': {name: [records[key] for key in sorted(records)] for name, records in splits.items()},
     'counts': counts,
   }
 
@@ -143,18 +143,18 @@ def _make(tasks: Sequence[Task], spec: str) -> dict[str, Any]:
 def _add(task: Task, splits: dict[str, dict[str, Record]], report: Callable[[int], None]) -> str:
   """Assign a task's questions to splits by a hash of their text; return a summary line."""
   parts = collections.Counter(_SIXTHS)
-  wanted = {split: max(1, task.size * part // parts['train']) for split, part in parts.items()}
-  made, refused, tries = dict.fromkeys(wanted, 0), [], 0
+  targets = {split: max(1, task.size * part // parts['train']) for split, part in parts.items()}
+  counts, reasons, tries = dict.fromkeys(targets, 0), [], 0
   for entry in task.entries():
-    if made == wanted or tries == _TRIES:
+    if counts == targets or tries == _TRIES:
       break
     tries += 1
     key = hashlib.sha256(entry['question'].encode()).hexdigest()
     split = _SIXTHS[int(key[:8], 16) % 6]
-    if made[split] == wanted[split] or key in splits[split]:
+    if counts[split] == targets[split] or key in splits[split]:
       continue
     if reason := _unusable(entry):
-      refused.append(reason)
+      reasons.append(reason)
       continue
     splits[split][key] = {
       'messages': [{'role': 'user', 'content': entry['question']}],
@@ -164,15 +164,15 @@ def _add(task: Task, splits: dict[str, dict[str, Record]], report: Callable[[int
       'source': entry['task'],
       'columns': json.dumps({reasoning_gym.COLUMN: entry}),
     }
-    made[split] += 1
+    counts[split] += 1
     tries = 0
-    report(sum(made.values()))
-  if refused and not any(made.values()):
-    raise InputError(f'none of the questions can be used: {refused[0]}.')
-  line = f'{task.name}: ' + ', '.join(f'{made[split]:,} {split}' for split in made)
-  if made != wanted:
+    report(sum(counts.values()))
+  if reasons and not any(counts.values()):
+    raise InputError(f'none of the questions can be used: {reasons[0]}.')
+  line = f'{task.name}: ' + ', '.join(f'{counts[split]:,} {split}' for split in counts)
+  if counts != targets:
     line += f' ({task.size:,} requested for train, but {_TRIES:,} more tries found no new question)'
-  return line + (f'; {len(refused):,} left out, the first because {refused[0]}' if refused else '')
+  return line + (f'; {len(reasons):,} left out, the first because {reasons[0]}' if reasons else '')
 
 
 def _unusable(entry: dict[str, Any]) -> str:
@@ -180,9 +180,9 @@ def _unusable(entry: dict[str, Any]) -> str:
   for text in ('?', 'nan'):
     if reasoning_gym.score(text, entry) >= 1:
       return f"score_answer returns 1 for the answer '{text}'"
-  own = _solution(entry)
-  if own and reasoning_gym.judge(own, {reasoning_gym.COLUMN: entry})[0] != 'correct':
-    return f"score_answer returns less than 1 for the task's own answer, {own!r}"
+  solution = _solution(entry)
+  if solution and reasoning_gym.judge(solution, {reasoning_gym.COLUMN: entry})[0] != 'correct':
+    return f"score_answer returns less than 1 for the task's own answer, {solution!r}"
   return ''
 
 
@@ -231,8 +231,8 @@ def _tasks(spec: str, node: ast.expr, weight: float) -> Iterator[Task]:
 
 def _task(spec: str, name: str, keywords: Sequence[ast.keyword], weight: float) -> Task:
   factory = importlib.import_module('reasoning_gym.factory')
-  known = [task for task in factory.DATASETS if task != 'composite']  # combines tasks, as + does
-  check_known(name, known, f'{spec}: reasoning_gym')
+  tasks = [task for task in factory.DATASETS if task != 'composite']  # combines tasks, as + does
+  check_known(name, tasks, f'{spec}: reasoning_gym')
   place, settings = f'{spec}: {name}', factory.DATASETS[name][1]
   names = [field.name for field in dataclasses.fields(settings)]
   values = {}
@@ -242,9 +242,9 @@ def _task(spec: str, name: str, keywords: Sequence[ast.keyword], weight: float) 
       raise InputError(f'{place}: {keyword.arg} is given twice. Remove one.')
     values[keyword.arg] = _literal(place, keyword)
   size, seed = values.pop('size', _SIZE), values.pop('seed', 0)
-  for key, value, least in (('size', size, 1), ('seed', seed, 0)):
-    if type(value) is not int or value < least:
-      raise InputError(f'{place}: {key}={value!r} must be an integer of at least {least}.')
+  for key, value, minimum in (('size', size, 1), ('seed', seed, 0)):
+    if type(value) is not int or value < minimum:
+      raise InputError(f'{place}: {key}={value!r} must be an integer of at least {minimum}.')
   if 'level' in values:
     values = _of_level(place, factory, name, values.pop('level')) | values
   with _refusing(place):
@@ -277,8 +277,8 @@ def _of_level(place: str, factory: Any, name: str, level: Any) -> dict[str, Any]
     )
   curriculum.set_global_level(level)
   values, defaults = vars(curriculum.generate_configuration()), vars(settings())
-  changed = {key: value for key, value in values.items() if value != defaults[key]}
-  return json.loads(json.dumps(changed))
+  changes = {key: value for key, value in values.items() if value != defaults[key]}
+  return json.loads(json.dumps(changes))
 
 
 if __name__ == '__main__':

@@ -85,8 +85,8 @@ class Layout:
     solution = f"'{self.solution}'" if self.solution else "the assistant's last turn"
     box = f'the last box of {solution}' if self.worked else f'{solution}, or its last box'
     answer = f"'{self.answer}'" if self.answer else box
-    named = {'options': self.options, 'solution': self.solution, 'source': self.source}
-    others = ''.join(f", {key} '{name}'" for key, name in named.items() if name)
+    columns = {'options': self.options, 'solution': self.solution, 'source': self.source}
+    others = ''.join(f", {key} '{name}'" for key, name in columns.items() if name)
     return f"{self.name}: question '{self.question}', answer {answer}{others}"
 
 
@@ -166,23 +166,23 @@ def recognize(columns: Sequence[str], fields: Fields, place: str) -> Layout:
   Raises InputError if a column named by the user is missing, or if no column is recognized as the
   question or the answer. The message starts with `place`, the file or data spec.
   """
-  known = next((known for known in KNOWN_SETS if set(known.known_by) <= set(columns)), None)
-  if known is PREFILTERED and not fields.of_spec:
+  known_set = next((each for each in KNOWN_SETS if set(each.known_by) <= set(columns)), None)
+  if known_set is PREFILTERED and not fields.of_spec:
     return PREFILTERED  # `fields` describe the original file, before filtering
   # Settings apply to all data, so some data may lack the configured solution column.
   for key in ('question', 'answer', 'solution') if fields.of_spec else ('question', 'answer'):
-    named = getattr(fields, key)
-    if named and not {named, named.partition('.')[0]} & set(columns):
+    column = getattr(fields, key)
+    if column and not {column, column.partition('.')[0]} & set(columns):
       if fields.of_spec:
         raise InputError(
-          f"{place}: the data spec names the field '{named}', but the data has only "
+          f"{place}: the data spec names the field '{column}', but the data has only "
           f'{quote(columns)}. Name one of these fields.'
         )
       # The same settings apply to benchmarks in verl's format and training data in other formats.
-      if not (known and known.style):
-        raise InputError(no_field(place, named, columns, key))
+      if not (known_set and known_set.style):
+        raise InputError(no_field(place, column, columns, key))
       fields = fields._replace(**{key: ''})
-  layout = known or _by_common_names(columns, fields, place)
+  layout = known_set or _by_common_names(columns, fields, place)
   answer = fields.answer or layout.answer or ('answer' if 'answer' in columns else '')
   # A data spec that names the question column adds no options.
   is_same = fields.question == layout.question and not fields.of_spec
@@ -198,16 +198,16 @@ def recognize(columns: Sequence[str], fields: Fields, place: str) -> Layout:
 
 
 def _by_common_names(columns: Sequence[str], fields: Fields, place: str) -> Layout:
-  question = fields.question or _only(_QUESTIONS, columns, 'question', place)
-  answer = fields.answer or _only(_ANSWERS, columns, 'answer', place)
+  question = fields.question or _only_match(_QUESTIONS, columns, 'question', place)
+  answer = fields.answer or _only_match(_ANSWERS, columns, 'answer', place)
   solution = _SOLUTION if _SOLUTION in columns else ''
   if not question:
-    raise InputError(_unknown(place, columns, 'question', _QUESTIONS))
+    raise InputError(_no_column(place, columns, 'question', _QUESTIONS))
   if not (answer or solution or fields.solution or fields.question or question == 'messages'):
     raise InputError(no_answer(place, columns))
-  named = [name for name in (question, answer, fields.solution or solution) if name]
+  names = [name for name in (question, answer, fields.solution or solution) if name]
   return Layout(
-    f'columns {" and ".join(dict.fromkeys(named))}',
+    f'columns {" and ".join(dict.fromkeys(names))}',
     question=question,
     answer=answer,
     solution=solution,
@@ -216,23 +216,23 @@ def _by_common_names(columns: Sequence[str], fields: Fields, place: str) -> Layo
   )
 
 
-def _only(names: Sequence[str], columns: Sequence[str], key: str, place: str) -> str:
+def _only_match(names: Sequence[str], columns: Sequence[str], key: str, place: str) -> str:
   """Return the name in `names` that is a column, or ''; raise InputError if several are."""
-  found = [name for name in names if name in columns]
-  if len(found) > 1:
+  matches = [name for name in names if name in columns]
+  if len(matches) > 1:
     raise InputError(
-      f'{place}: any of {quote(found)} could be the {key} (columns: {quote(columns)}). Set '
+      f'{place}: any of {quote(matches)} could be the {key} (columns: {quote(columns)}). Set '
       f'config.data.{key}_field to one of them, or end the data spec with {{{key}=COLUMN}}.'
     )
-  return found[0] if found else ''
+  return matches[0] if matches else ''
 
 
-def _unknown(place: str, columns: Sequence[str], key: str, names: Sequence[str]) -> str:
+def _no_column(place: str, columns: Sequence[str], key: str, names: Sequence[str]) -> str:
   return (
     f'{place}: no column is recognized as the {key} (has: {quote(columns)}). Set '
     f'config.data.{key}_field, or end the data spec with {{{key}=COLUMN}}. Recognized names are '
     f'{quote(names)} and the columns of these sets: '
-    f'{", ".join(known.name for known in KNOWN_SETS)}.'
+    f'{", ".join(layout.name for layout in KNOWN_SETS)}.'
   )
 
 
@@ -246,7 +246,7 @@ def no_field(place: str, field: str, columns: Sequence[str], key: str) -> str:
 
 def no_answer(place: str, columns: Sequence[str]) -> str:
   """Build the error message for data without an answer column."""
-  return _unknown(place, columns, 'answer', (*_ANSWERS, _SOLUTION))
+  return _no_column(place, columns, 'answer', (*_ANSWERS, _SOLUTION))
 
 
 # ---- Records ----
@@ -270,11 +270,11 @@ def of_file(
   if not names:
     return None, lambda: iter(())
   layout = recognize(names, fields, file.path)
-  read = {name.partition('.')[0] for name in (layout.question, layout.answer, layout.solution)}
-  unread = set(layout.bulky) - read
+  columns = {name.partition('.')[0] for name in (layout.question, layout.answer, layout.solution)}
+  unread_columns = set(layout.bulky) - columns
 
   def rows() -> Records:
-    for place, row in table.rows(unread):
+    for place, row in table.rows(unread_columns):
       yield place, record(layout, fields, row, place, source)
 
   return layout, rows
@@ -298,17 +298,17 @@ def record(
       f"{place}: '{layout.question}' has no message with the 'user' role, so there is no question. "
       'Add a user message.'
     )
-  worked_out = _present(row, layout.solution, place)
-  if layout.answer and _is_list(worked_out):  # several texts, or OpenR1-Math-46k's chat messages
-    texts = [one.get('content') if isinstance(one, Mapping) else one for one in worked_out]
-    worked_out = '\n\n'.join(_optional(text, layout.solution, place) for text in texts)
-  solution = _optional(worked_out, layout.solution, place) or turn
+  raw_solution = _value_if_present(row, layout.solution, place)
+  if layout.answer and _is_list(raw_solution):  # several texts, or OpenR1-Math-46k's chat messages
+    texts = [part.get('content') if isinstance(part, Mapping) else part for part in raw_solution]
+    raw_solution = '\n\n'.join(_text_or_empty(text, layout.solution, place) for text in texts)
+  solution = _text_or_empty(raw_solution, layout.solution, place) or turn
   if layout.answer:
-    given = _value(row, layout.answer, 'answer', place)
-    answer, worked = answer_text(given, layout.answer, place), ''
-    if not _is_list(given):
-      answer, worked = _split(answer)
-    solution = solution or worked
+    value = _value(row, layout.answer, 'answer', place)
+    answer, worked_solution = answer_text(value, layout.answer, place), ''
+    if not _is_list(value):
+      answer, worked_solution = _split(answer)
+    solution = solution or worked_solution
   elif layout.solution or turn:
     answer, solution = _conclusion(solution, layout.worked or bool(turn))
   else:
@@ -330,20 +330,22 @@ def record(
 
 def _options(layout: Layout, row: Mapping[str, Any], place: str) -> list[str]:
   """Return the options to add to a row's question; [] for a chat or a row without options."""
-  found: Any = row.get(layout.options) if layout.options else None
-  if found is None or (_is_list(found) and not len(found)) or _is_list(row.get(layout.question)):
+  value: Any = row.get(layout.options) if layout.options else None
+  if value is None or (_is_list(value) and not len(value)) or _is_list(row.get(layout.question)):
     return []
   try:
-    given = [_text(one, layout.options, place).strip() for one in found] if _is_list(found) else []
+    options = (
+      [_text(option, layout.options, place).strip() for option in value] if _is_list(value) else []
+    )
   except InputError:
-    given = []
-  if not 1 < len(given) <= len(string.ascii_uppercase):
+    options = []
+  if not 1 < len(options) <= len(string.ascii_uppercase):
     raise InputError(
-      f"{place}: field '{layout.options}' is {reprlib.repr(found)}. It must be a list of 2 to 26 "
+      f"{place}: field '{layout.options}' is {reprlib.repr(value)}. It must be a list of 2 to 26 "
       'options to choose from, each text or a number. Correct it, or end the data spec with '
       f'{{question={layout.question}}} to leave the options out.'
     )
-  return given
+  return options
 
 
 def _with_options(layout: Layout, row: Mapping[str, Any], place: str) -> Mapping[str, Any]:
@@ -351,24 +353,26 @@ def _with_options(layout: Layout, row: Mapping[str, Any], place: str) -> Mapping
 
   Options that the question already shows are not repeated.
   """
-  if not (given := _options(layout, row, place)):
+  if not (options := _options(layout, row, place)):
     return row
-  letters = [*string.ascii_uppercase[: len(given)]]
+  letters = [*string.ascii_uppercase[: len(options)]]
   marks = [_LETTER.format(letter) for letter in letters]
-  are_lettered = all(re.match(rf'{mark}\S', text) for mark, text in zip(marks, given))
-  texts = [re.sub(mark, '', text) for mark, text in zip(marks, given)] if are_lettered else given
+  are_lettered = all(re.match(rf'{mark}\S', text) for mark, text in zip(marks, options))
+  texts = (
+    [re.sub(mark, '', text) for mark, text in zip(marks, options)] if are_lettered else options
+  )
   lines = [f'{letter}. {text}' for letter, text in zip(letters, texts)]
-  asked = _text(row.get(layout.question), layout.question, place)
-  shown = (
-    text in asked and re.search(rf'(?m){mark}{re.escape(text)}[\s*.,;]*$', asked)
+  question = _text(row.get(layout.question), layout.question, place)
+  are_shown = (
+    text in question and re.search(rf'(?m){mark}{re.escape(text)}[\s*.,;]*$', question)
     for mark, text in zip(marks, texts)
   )
-  changed = {} if all(shown) else {layout.question: '\n'.join([asked, '', *lines])}
+  changes = {} if all(are_shown) else {layout.question: '\n'.join([question, '', *lines])}
   answer = answer_text(row.get(layout.answer), layout.answer, place).strip()
-  for names in ([*map(str, range(len(given)))], letters, texts, given, lines):  # 0 is the first
+  for names in ([*map(str, range(len(options)))], letters, texts, options, lines):  # 0 is the first
     if names.count(answer) == 1:
-      return {**row, **changed, layout.answer: letters[names.index(answer)]}
-  return {**row, **changed}
+      return {**row, **changes, layout.answer: letters[names.index(answer)]}
+  return {**row, **changes}
 
 
 # ---- Answers ----
@@ -381,8 +385,8 @@ def answer_text(value: Any, name: str, place: str) -> str:
   the row `place` and the column `name`.
   """
   if not _is_list(value):
-    return _optional(value, name, place)
-  texts = [_text(one, f'{name}[{number}]', place) for number, one in enumerate(value)]
+    return _text_or_empty(value, name, place)
+  texts = [_text(element, f'{name}[{number}]', place) for number, element in enumerate(value)]
   return json.dumps(texts, ensure_ascii=False) if texts else ''
 
 
@@ -412,7 +416,7 @@ def _uncheckable(layout: Layout, row: Mapping[str, Any], answer: str, kind: str,
   for name in layout.proofs:
     if str(row.get(name)).strip().lower() == 'proof':
       return f"'{name}' is 'proof'"
-  if _is_nan(_present(row, layout.answer, place)):
+  if _is_nan(_value_if_present(row, layout.answer, place)):
     return f"'{layout.answer}' is NaN"
   if not answer.strip():
     return f"'{layout.answer or layout.solution or layout.question}' has no answer"
@@ -450,18 +454,18 @@ def _kind(layout: Layout, fields: Fields, row: Mapping[str, Any], source: str, p
 def _columns(layout: Layout, row: Mapping[str, Any], place: str) -> dict[str, Any]:
   """Return the row's values by column, for reward functions that use them."""
   if not layout.row:
-    return {name: _plain(value) for name, value in row.items() if name not in layout.bulky}
+    return {name: _json_value(value) for name, value in row.items() if name not in layout.bulky}
   text = row.get(layout.row)
   try:
-    own = json.loads(text) if isinstance(text, str) else None
+    columns = json.loads(text) if isinstance(text, str) else None
   except ValueError:
-    own = None
-  if not isinstance(own, dict):
+    columns = None
+  if not isinstance(columns, dict):
     raise InputError(
       f"{place}: field '{layout.row}' is {reprlib.repr(text)}. It must be a JSON object with the "
       "original row's columns."
     )
-  return own | {'pass_rate': _plain(row.get('pass_rate'))}
+  return columns | {'pass_rate': _json_value(row.get('pass_rate'))}
 
 
 def _value(row: Mapping[str, Any], name: str, key: str, place: str) -> Any:
@@ -479,7 +483,7 @@ def _value(row: Mapping[str, Any], name: str, key: str, place: str) -> Any:
   return struct.get(field)
 
 
-def _present(row: Mapping[str, Any], name: str, place: str) -> Any:
+def _value_if_present(row: Mapping[str, Any], name: str, place: str) -> Any:
   """Return the same value as `_value`, or None if `name` is '' or the row lacks the column."""
   column = name if name in row else name.partition('.')[0]
   return _value(row, name, 'solution', place) if name and row.get(column) is not None else None
@@ -519,7 +523,7 @@ def content_text(content: Any, place: str) -> str:
   return _text(''.join(part['text'] for part in content), 'content', place)
 
 
-def _optional(value: Any, name: str, place: str) -> str:
+def _text_or_empty(value: Any, name: str, place: str) -> str:
   """Convert `value` with `_text`, but return '' for None, NaN and whitespace."""
   if value is None or _is_nan(value) or (isinstance(value, (str, bytes)) and not value.strip()):
     return ''
@@ -543,8 +547,8 @@ def _text(value: Any, name: str, place: str) -> str:
   if isinstance(value, decimal.Decimal):
     value = f'{value:f}'
   if not isinstance(value, str) or not value.strip():
-    shown = 'null' if value is None else reprlib.repr(value)
-    raise InputError(f"{place}: field '{name}' is {shown}. It must be non-empty text or a number.")
+    text = 'null' if value is None else reprlib.repr(value)
+    raise InputError(f"{place}: field '{name}' is {text}. It must be non-empty text or a number.")
   return storable(value, name, place)
 
 
@@ -568,7 +572,7 @@ def _is_nan(value: Any) -> bool:
   return isinstance(value, (float, np.floating)) and bool(np.isnan(value))
 
 
-def _plain(value: Any) -> Any:
+def _json_value(value: Any) -> Any:
   """Convert `value` to JSON types; overly long integers and all other types become text."""
   if value is None or type(value) in (str, int, float, bool):
     if isinstance(value, int) and value.bit_length() > _LONG_INTEGER:
@@ -580,13 +584,13 @@ def _plain(value: Any) -> Any:
     except ValueError:  # Python does not parse integers of more than 4,300 digits
       return str(value)
   if isinstance(value, Mapping):
-    return {str(name): _plain(inner) for name, inner in value.items()}
+    return {str(name): _json_value(inner) for name, inner in value.items()}
   if _is_list(value):
-    return [_plain(inner) for inner in value]
+    return [_json_value(inner) for inner in value]
   if isinstance(value, np.floating):
     return float(str(value))  # the shortest decimal at the value's precision
   if isinstance(value, (np.ndarray, np.generic)):
-    return _plain(value.tolist())
+    return _json_value(value.tolist())
   if isinstance(value, bytes):
     return value.decode(errors='replace')
   return str(value)

@@ -86,7 +86,7 @@ def opened(path: str, keep_spelling: bool = True) -> Table:
     rule = (
       'A .json file must contain an array of objects, in UTF-8; use .jsonl for one object per line'
     )
-    values = _parsed(file.read_bytes(), path, rule, keep_spelling)
+    values = _parse_json(file.read_bytes(), path, rule, keep_spelling)
     if not isinstance(values, list):
       raise InputError(f"{path}: it contains {reprlib.repr(values)}, which isn't an array. {rule}.")
     return _of_list(path, values)
@@ -97,8 +97,8 @@ def opened(path: str, keep_spelling: bool = True) -> Table:
       for number, line in enumerate(lines, start=1):
         if line.strip():
           place = f'{path}:{number}'
-          row = _object(_parsed(line, place, rule, keep_spelling), place)
-          yield place, _others(row, without)
+          row = _object(_parse_json(line, place, rule, keep_spelling), place)
+          yield place, _drop_columns(row, without)
 
   return Table(lambda: _all_columns(rows()), rows)
 
@@ -127,13 +127,13 @@ def digest(path: str) -> str:
 
 
 def _of_list(path: str, values: Iterable[Any]) -> Table:
-  found = []
+  rows = []
   for number, value in enumerate(values):
     place = f'{path}: row {number}'
-    found.append((place, _object(value, place)))
+    rows.append((place, _object(value, place)))
   return Table(
-    lambda: _all_columns(found),
-    lambda without: ((place, _others(row, without)) for place, row in found),
+    lambda: _all_columns(rows),
+    lambda without: ((place, _drop_columns(row, without)) for place, row in rows),
   )
 
 
@@ -141,21 +141,21 @@ def _all_columns(rows: Iterable[tuple[str, Row]]) -> list[str]:
   return list(dict.fromkeys(name for _, row in rows for name in row))
 
 
-def _others(row: Row, without: Collection[str]) -> Row:
-  return {name: value for name, value in row.items() if name not in without}
+def _drop_columns(row: Row, omitted: Collection[str]) -> Row:
+  return {name: value for name, value in row.items() if name not in omitted}
 
 
 # ---- JSON ----
 
 
-def _parsed(text: bytes, place: str, rule: str, keep_spelling: bool) -> Any:
+def _parse_json(text: bytes, place: str, rule: str, keep_spelling: bool) -> Any:
   parse_number = Numeral if keep_spelling else None
 
   def make_object(fields: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    made = dict(fields)
-    if len(made) < len(fields):
+    json_object = dict(fields)
+    if len(json_object) < len(fields):
       check_distinct([name for name, _ in fields], place)
-    return made
+    return json_object
 
   try:
     return json.loads(
@@ -187,11 +187,11 @@ def _csv(path: str, file: epath.Path) -> Table:
       yield from filter(None, csv.reader(text, strict=True))  # skip blank lines
 
   def rows(without: Collection[str]) -> Rows:
-    found = values()
-    next(found, None)  # skip the names
+    csv_rows = values()
+    next(csv_rows, None)  # skip the names
     for number in itertools.count():
       place = f'{path}: row {number}'  # not the line, because a value may span lines
-      row = _next(found, place, file)
+      row = _next_row(csv_rows, place, file)
       if row is None:
         return
       if len(row) != len(names):
@@ -199,7 +199,7 @@ def _csv(path: str, file: epath.Path) -> Table:
           f'{place}: the row has {counted(len(row), "value")}, but the first line names '
           f'{counted(len(names), "column")}. Quote values that contain a comma or a line break.'
         )
-      yield place, _others(dict(zip(names, row)), without)
+      yield place, _drop_columns(dict(zip(names, row)), without)
 
   with file.open('rb') as opened_file:
     header = opened_file.readline().decode(errors='replace').strip()
@@ -208,14 +208,14 @@ def _csv(path: str, file: epath.Path) -> Table:
       f'{path}:1: {reprlib.repr(header)} has no comma, so the file seems to use a different '
       'separator. Save the file with commas as separators.'
     )
-  names = _next(values(), f'{path}:1', file) or []
+  names = _next_row(values(), f'{path}:1', file) or []
   check_distinct(names, f'{path}:1')
   return Table(lambda: names, rows)
 
 
-def _next(found: Iterator[list[str]], place: str, file: epath.Path) -> list[str] | None:
+def _next_row(csv_rows: Iterator[list[str]], place: str, file: epath.Path) -> list[str] | None:
   try:
-    return next(found, None)
+    return next(csv_rows, None)
   except csv.Error as error:
     raise InputError(f'{place}: not valid CSV ({error}). Save the file again.') from error
   except UnicodeDecodeError as error:  # reports a position within one chunk of the file
@@ -232,15 +232,15 @@ def _next(found: Iterator[list[str]], place: str, file: epath.Path) -> list[str]
 
 def _parquet(path: str, file: epath.Path, keep_spelling: bool) -> Table:
   def rows(without: Collection[str]) -> Rows:
-    wanted, number = [name for name in names if name not in without], 0
+    columns, number = [name for name in names if name not in without], 0
     try:
       with file.open('rb') as content:
-        for batch in pq.ParquetFile(content).iter_batches(_BATCH, columns=wanted):
-          short = filter(lambda field: _has_short_floats(field.type), batch.schema)
-          kinds = {field.name: field.type for field in short} if keep_spelling else {}
+        for batch in pq.ParquetFile(content).iter_batches(_BATCH, columns=columns):
+          short_floats = filter(lambda field: _has_short_floats(field.type), batch.schema)
+          kinds = {field.name: field.type for field in short_floats} if keep_spelling else {}
           for row in _values(batch, path, number):
-            spelt = {name: _spelt(row[name], kind) for name, kind in kinds.items()}
-            yield f'{path}: row {number}', row | spelt
+            floats = {name: _respell(row[name], kind) for name, kind in kinds.items()}
+            yield f'{path}: row {number}', row | floats
             number += 1
     except (pa.ArrowInvalid, OSError) as error:
       raise _damaged(path, error) from error
@@ -279,19 +279,19 @@ def _has_short_floats(kind: pa.DataType) -> bool:
   return re.search(r'\b(half)?float\b', str(kind)) is not None
 
 
-def _spelt(value: Any, kind: pa.DataType) -> Any:
+def _respell(value: Any, kind: pa.DataType) -> Any:
   """Replace each float16 or float32 in a value with the float64 that prints the same."""
   if value is None or not _has_short_floats(kind):
     return value
   if pa.types.is_floating(kind):
     return float(str(kind.to_pandas_dtype()(value)))
   if pa.types.is_struct(kind):
-    return {field.name: _spelt(value[field.name], field.type) for field in kind}
+    return {field.name: _respell(value[field.name], field.type) for field in kind}
   if pa.types.is_map(kind):
-    return [(key, _spelt(inner, kind.item_type)) for key, inner in value]
+    return [(key, _respell(inner, kind.item_type)) for key, inner in value]
   if pa.types.is_dictionary(kind):
-    return _spelt(value, kind.value_type)
-  return [_spelt(inner, kind.value_type) for inner in value]
+    return _respell(value, kind.value_type)
+  return [_respell(inner, kind.value_type) for inner in value]
 
 
 # ---- Python tasks ----
@@ -305,8 +305,8 @@ def _task(path: str, file: epath.Path, split: str) -> Table:
       raise InputError(f"it has no split '{split}' (has: {', '.join(splits)})")
     rows.extend(splits[split])
 
-  returned = 'a dict that maps split names to rows, each a dict keyed by column'
-  config.evaluate_file(str(file), 'task', returned, check, is_flag=False)
+  description = 'a dict that maps split names to rows, each a dict keyed by column'
+  config.evaluate_file(str(file), 'task', description, check, is_flag=False)
   return _of_list(path, rows)
 
 

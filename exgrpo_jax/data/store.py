@@ -73,7 +73,7 @@ class Store:
     # Lines that say how columns were read (usually one for all files) or count each task's rows.
     self.layouts: list[str] = facts.get('layouts', [])
     # Reason -> the rows whose answer cannot be checked (only for files).
-    self.left_out = {why: LeftOut(*found) for why, found in facts.get('left_out', {}).items()}
+    self.left_out = {why: LeftOut(*entry) for why, entry in facts.get('left_out', {}).items()}
     # Rows that are stored but not used: conflicts are known only after all rows are written.
     self.excluded: list[int] = facts.get('excluded', [])
 
@@ -84,12 +84,12 @@ class Store:
     size = batches[0].num_rows if batches else 1  # rows in every batch except the last
 
     def read(rows: Sequence[int]) -> list[Record]:
-      found = {}
+      record_of_row = {}
       for number, group in itertools.groupby(sorted(set(rows)), lambda row: row // size):
-        wanted = list(group)
-        taken = batches[number].take(pa.array([row % size for row in wanted]))
-        found |= zip(wanted, taken.to_pylist())
-      return [found[row] for row in rows]
+        batch_rows = list(group)
+        batch = batches[number].take(pa.array([row % size for row in batch_rows]))
+        record_of_row |= zip(batch_rows, batch.to_pylist())
+      return [record_of_row[row] for row in rows]
 
     return read
 
@@ -112,8 +112,8 @@ def prepared(
   digest = hashlib.sha256(repr((_VERSION, name, key)).encode()).hexdigest()[:24]
   readable = re.sub(r'[^\w.-]+', '_', name)
   folder = cache_folder(cache_dir) / 'questions' / f'{readable}-{digest}'
-  if found := _opened(folder):
-    return found
+  if store := _open_store(folder):
+    return store
   facts: Facts = {}
   sizes = {}
   try:
@@ -130,7 +130,7 @@ def prepared(
   return Store(folder)
 
 
-def _opened(folder: pathlib.Path) -> Store | None:
+def _open_store(folder: pathlib.Path) -> Store | None:
   """Return the prepared data in `folder`, or None if there is none.
 
   A folder whose files are missing or damaged is removed.
@@ -138,10 +138,10 @@ def _opened(folder: pathlib.Path) -> Store | None:
   if not folder.exists():
     return None
   try:
-    found = Store(folder)
-    for split in found.sizes:
-      found.reader(split)
-    return found
+    store = Store(folder)
+    for split in store.sizes:
+      store.reader(split)
+    return store
   except (OSError, ValueError) as error:
     hosts.warn(f'{folder}: the prepared data is damaged ({error}). Preparing it again.')
     shutil.rmtree(folder, ignore_errors=True)
@@ -150,19 +150,19 @@ def _opened(folder: pathlib.Path) -> Store | None:
 
 def cache_folder(cache_dir: str) -> pathlib.Path:
   """Return the folder set in config.data.cache_dir; '' means TFDS's folder."""
-  named = cache_dir or os.environ.get('TFDS_DATA_DIR', '~/tensorflow_datasets')
-  return pathlib.Path(named).expanduser()
+  path = cache_dir or os.environ.get('TFDS_DATA_DIR', '~/tensorflow_datasets')
+  return pathlib.Path(path).expanduser()
 
 
 def _file(folder: pathlib.Path, split: str) -> pathlib.Path:
   return folder / f'{split}.arrow'
 
 
-def _write(path: pathlib.Path, found: Iterable[Record]) -> int:
+def _write(path: pathlib.Path, rows: Iterable[Record]) -> int:
   """Write a split's records and return how many there are."""
-  rows, size = iter(found), 0
+  row_iterator, size = iter(rows), 0
   with pa.ipc.new_file(os.fspath(path), SCHEMA) as file:
-    while batch := list(itertools.islice(rows, _BATCH)):
+    while batch := list(itertools.islice(row_iterator, _BATCH)):
       file.write_batch(pa.RecordBatch.from_pylist(batch, SCHEMA))
       size += len(batch)
   return size
@@ -184,53 +184,53 @@ def of_files(cache_dir: str, fields: Fields, files: Sequence[RowFile], source: s
   InputError if a file is missing, cannot be read or stored, or contains an unusable row.
   """
   source = source or epath.Path(files[0].path).stem
-  named = [(epath.Path(file.path).name, file.digest()) for file in files]
+  digests = [(epath.Path(file.path).name, file.digest()) for file in files]
 
   def make(facts: Facts) -> dict[str, Iterator[Record]]:
-    return {ROWS: _records(files, [digest for _, digest in named], fields, source, facts)}
+    return {ROWS: _records(files, [digest for _, digest in digests], fields, source, facts)}
 
-  return prepared(cache_dir, source, repr((*fields, named)), make)
+  return prepared(cache_dir, source, repr((*fields, digests)), make)
 
 
 def _records(
   files: Sequence[RowFile], digests: Sequence[str], fields: Fields, source: str, facts: Facts
 ) -> Iterator[Record]:
   """Yield the files' records. At the end, store in `facts` how the files were read."""
-  found = [(file, *records.of_file(fields, file, source)) for file in files]
-  first = files[0].path
-  named = first if len(files) == 1 else f'{first} and {len(files) - 1} more'
-  report = activity.reporter(lambda done: f'{named}: {counted(done, "question")} prepared')
+  readers = [(file, *records.of_file(fields, file, source)) for file in files]
+  path = files[0].path
+  label = path if len(files) == 1 else f'{path} and {len(files) - 1} more'
+  report = activity.reporter(lambda count: f'{label}: {counted(count, "question")} prepared')
   answers, left_out = Answers(), dict[str, LeftOut]()
-  for file, _, rows in found:
+  for file, _, rows in readers:
     # Places omit the folder because the file may be moved.
     folder = file.path.removesuffix(epath.Path(file.path).name)
     for place, record in rows():
       place = place.removeprefix(folder)
       if isinstance(record, str):
-        so_far = left_out.get(record, LeftOut(0, place))
-        left_out[record] = so_far._replace(rows=so_far.rows + 1)
+        entry = left_out.get(record, LeftOut(0, place))
+        left_out[record] = entry._replace(rows=entry.rows + 1)
       else:
-        report(len(answers.asked))
+        report(len(answers.keys))
         answers.add(place, record['messages'], record['answer'], record['kind'])
         yield record
-  excluded = [row for row, asked in enumerate(answers.asked) if asked in answers.conflicting]
+  excluded = [row for row, key in enumerate(answers.keys) if key in answers.conflicts]
   if excluded:
-    left_out[CONFLICT] = LeftOut(len(excluded), answers.conflicting[answers.asked[excluded[0]]])
+    left_out[CONFLICT] = LeftOut(len(excluded), answers.conflicts[answers.keys[excluded[0]]])
   for file, digest in zip(files, digests):
     if file.digest() != digest:
       raise InputError(
         f'{file.path}: the file changed while it was being read. Run the command again once the '
         'file is complete.'
       )
-  if len(excluded) == len(answers.asked):
+  if len(excluded) == len(answers.keys):
     if not left_out:
-      raise InputError(f'{first}: the file contains no questions. Add at least one.')
+      raise InputError(f'{path}: the file contains no questions. Add at least one.')
     reason, (count, place) = next(iter(left_out.items()))
     raise InputError(
-      f'{first}: no row has an answer that can be checked: {reason} ({counted(count, "row")}, the '
+      f'{path}: no row has an answer that can be checked: {reason} ({counted(count, "row")}, the '
       f'first at {place}).'
     )
-  layouts = dict.fromkeys(layout.describe() for _, layout, _ in found if layout)
+  layouts = dict.fromkeys(layout.describe() for _, layout, _ in readers if layout)
   facts.update(layouts=list(layouts), left_out=left_out, excluded=excluded)
 
 
@@ -244,22 +244,22 @@ class Answers:
   """
 
   def __init__(self) -> None:
-    self.asked: list[bytes] = []  # `question_key` of each row
-    self.conflicting: dict[bytes, str] = {}  # key -> places and texts of two answers
+    self.keys: list[bytes] = []  # `question_key` of each row
+    self.conflicts: dict[bytes, str] = {}  # key -> places and texts of two answers
     self._first: dict[bytes, tuple[str, str]] = {}  # key -> an answer and its place
 
   def add(
     self, place: str, messages: Sequence[Mapping[str, Any]], answer: str, kind: str = 'math'
   ) -> None:
     """Add a row. `kind` determines how answers are compared."""
-    asked = question_key(messages)
-    self.asked.append(asked)
-    first, first_place = self._first.setdefault(asked, (answer, place))
-    if asked in self.conflicting or first.strip() == answer.strip():
+    key = question_key(messages)
+    self.keys.append(key)
+    first, first_place = self._first.setdefault(key, (answer, place))
+    if key in self.conflicts or first.strip() == answer.strip():
       return
     pairs = (first, answer), (answer, first)
     if all(verifier.compare(*pair, kind) != 'correct' for pair in pairs):
-      self.conflicting[asked] = (
+      self.conflicts[key] = (
         f'{first_place} ({reprlib.repr(first)}) and {place} ({reprlib.repr(answer)})'
       )
 
@@ -294,12 +294,12 @@ class Dataset(Questions):
 
   def read(self, rows: Sequence[int]) -> list[Question]:
     """See Questions.read."""
-    found = []
+    questions = []
     for row, record in zip(rows, self._read(self.rows[list(rows)].tolist())):
       messages = tuple(Message(**message) for message in record['messages'])
       columns = json.loads(record['columns'] or '{}')
-      found.append(Question(row, **record | {'messages': messages, 'columns': columns}))
-    return found
+      questions.append(Question(row, **record | {'messages': messages, 'columns': columns}))
+    return questions
 
 
 class Prompts(Sequence[np.ndarray]):
@@ -336,14 +336,14 @@ def tokenized(data: Dataset, tokenizer: Tokenizer, prompts: prompt.PromptConfig)
   Like `prepared`, handles concurrent calls and killed processes. Raises InputError if a question
   cannot be rendered.
   """
-  shaping = (
+  key = (
     data.split,
     hashlib.sha256(data.rows.tobytes()).hexdigest(),
     prompts,
     sorted((name, hashlib.sha256(file).hexdigest()) for name, file in tokenizer.files.items()),
     _code(),
   )
-  name = hashlib.sha256(repr(shaping).encode()).hexdigest()[:32]
+  name = hashlib.sha256(repr(key).encode()).hexdigest()[:32]
   path = data.store.folder / 'prompts' / name
   if path.exists():
     try:
@@ -368,10 +368,10 @@ def tokenized(data: Dataset, tokenizer: Tokenizer, prompts: prompt.PromptConfig)
 @functools.cache
 def _code() -> tuple[str, ...]:
   """Return a digest of the code in this folder and the versions of the libraries it uses."""
-  hashed = hashlib.sha256()
+  digest = hashlib.sha256()
   for file in sorted(pathlib.Path(__file__).parent.glob('*.py')):
-    hashed.update(file.read_bytes())
-  return hashed.hexdigest(), *(importlib.metadata.version(name) for name in _LIBRARIES)
+    digest.update(file.read_bytes())
+  return digest.hexdigest(), *(importlib.metadata.version(name) for name in _LIBRARIES)
 
 
 def _tokenize(data: Dataset, tokenizer: Tokenizer, prompts: prompt.PromptConfig) -> bytearray:
@@ -382,7 +382,7 @@ def _tokenize(data: Dataset, tokenizer: Tokenizer, prompts: prompt.PromptConfig)
   """
   content, lengths, questions = bytearray(2 * _DIGEST), [], hashlib.sha256()
   report = activity.reporter(
-    lambda done: f'{data.spec}: {done:,} of {counted(len(data), "prompt")} tokenized'
+    lambda count: f'{data.spec}: {count:,} of {counted(len(data), "prompt")} tokenized'
   )
   for start in range(0, len(data), _BATCH):
     batch = data[start : start + _BATCH]

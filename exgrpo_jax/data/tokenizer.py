@@ -88,9 +88,11 @@ class Tokenizer(abc.ABC):
   def pieces(self, ids: Sequence[int] | np.ndarray) -> list[str]:
     """Return each token's text (see `token_texts`). Joined, the texts equal `decode(ids, True)`."""
     places = [place for place, id_ in enumerate(ids) if 0 <= id_ < self.vocab_size]
-    found = token_texts([int(ids[place]) for place in places], lambda some: self.decode(some, True))
-    texts = dict(zip(places, found))
-    return [texts.get(place, '') for place in range(len(ids))]
+    texts = token_texts(
+      [int(ids[place]) for place in places], lambda token_ids: self.decode(token_ids, True)
+    )
+    text_of_place = dict(zip(places, texts))
+    return [text_of_place.get(place, '') for place in range(len(ids))]
 
   def render(
     self,
@@ -151,12 +153,14 @@ class SentencePieceTokenizer(Tokenizer):
 
   def decode(self, ids: Sequence[int] | np.ndarray, special: bool = False) -> str:
     """See Tokenizer.decode."""
-    known = [int(i) for i in ids if 0 <= i < self.vocab_size]
+    valid_ids = [int(i) for i in ids if 0 <= i < self.vocab_size]
     if not special:
-      known = [i for i in known if not self._is_special(i) or self._model.id_to_piece(i) in _TAGS]
+      valid_ids = [
+        i for i in valid_ids if not self._is_special(i) or self._model.id_to_piece(i) in _TAGS
+      ]
     return ''.join(  # SentencePiece drops special pieces when decoding
       ''.join(map(self._model.id_to_piece, run)) if is_special else self._model.decode(list(run))
-      for is_special, run in itertools.groupby(known, self._is_special)
+      for is_special, run in itertools.groupby(valid_ids, self._is_special)
     )
 
   def _is_special(self, id_: int) -> bool:
@@ -194,21 +198,21 @@ class JsonTokenizer(Tokenizer):
         raise InputError(
           f'{path}: {name} is not a JSON object ({error}). Fix or remove the file.'
         ) from error
-    own = settings.get('tokenizer_config.json', {})
-    if 'added_tokens_decoder' not in own:  # transformers then lets the older file override it
-      own = {**own, **settings.get('special_tokens_map.json', {})}
-    _add_listed(self._model, own.get('added_tokens_decoder'), path)
+    config = settings.get('tokenizer_config.json', {})
+    if 'added_tokens_decoder' not in config:  # transformers then lets the older file override it
+      config = {**config, **settings.get('special_tokens_map.json', {})}
+    _add_listed_tokens(self._model, config.get('added_tokens_decoder'), path)
     vocabulary = self._model.get_vocab()
     self.vocab_size = max(vocabulary.values()) + 1  # not the length, because ids may have gaps
     # if True, '</s>' in a text is not the end token
-    self._model.encode_special_tokens = bool(own.get('split_special_tokens', False))
-    self.eos_ids = _eos_ids(own, settings.get('generation_config.json', {}), vocabulary, path)
-    added = self._model.get_added_tokens_decoder().items()
-    special = {id_ for id_, token in added if token.special and token.content not in _TAGS}
-    self._hidden = special.union(self.eos_ids)  # the file may not mark an end token as special
-    pad = _token_text(own.get('pad_token'))
+    self._model.encode_special_tokens = bool(config.get('split_special_tokens', False))
+    self.eos_ids = _eos_ids(config, settings.get('generation_config.json', {}), vocabulary, path)
+    tokens = self._model.get_added_tokens_decoder().items()
+    special_ids = {id_ for id_, token in tokens if token.special and token.content not in _TAGS}
+    self._hidden = special_ids.union(self.eos_ids)  # the file may not mark an end token as special
+    pad = _token_text(config.get('pad_token'))
     self.pad_id = self.eos_ids[0] if pad is None else vocabulary.get(pad, self.eos_ids[0])
-    self.chat = self._read_chat(own, path)
+    self.chat = self._read_chat(config, path)
 
   def encode(self, text: str) -> list[int]:
     """See Tokenizer.encode."""
@@ -220,9 +224,9 @@ class JsonTokenizer(Tokenizer):
 
   def decode(self, ids: Sequence[int] | np.ndarray, special: bool = False) -> str:
     """See Tokenizer.decode."""
-    hidden = () if special else self._hidden
-    known = [int(i) for i in ids if 0 <= i < self.vocab_size and i not in hidden]
-    return self._model.decode(known, skip_special_tokens=False)
+    hidden_ids = () if special else self._hidden
+    valid_ids = [int(i) for i in ids if 0 <= i < self.vocab_size and i not in hidden_ids]
+    return self._model.decode(valid_ids, skip_special_tokens=False)
 
   def _read_chat(self, config: Mapping[str, Any], path: str) -> prompt.Chat:
     special_tokens = {
@@ -230,17 +234,19 @@ class JsonTokenizer(Tokenizer):
       for name, entry in config.items()
       if name.endswith('_token') and (text := _token_text(entry)) is not None
     }
-    named = config.get('chat_template')
-    if isinstance(named, list):  # several named templates
-      named = {entry['name']: entry['template'] for entry in named}
+    templates = config.get('chat_template')
+    if isinstance(templates, list):  # several named templates
+      templates = {entry['name']: entry['template'] for entry in templates}
     if 'chat_template.jinja' in self.files:
-      named = self.files['chat_template.jinja'].decode()
-    if not isinstance(named, dict):
-      named = {'default': named}
+      templates = self.files['chat_template.jinja'].decode()
+    if not isinstance(templates, dict):
+      templates = {'default': templates}
     # Tokens added to every text. Llama 3, for example, prepends its begin token.
-    added = self._model.encode('').tokens
-    begin = added[0] if added and added[0] == special_tokens.get('bos_token') else ''
-    return prompt.Chat(path, named.get('default'), special_tokens, begin, named.get('tool_use'))
+    tokens = self._model.encode('').tokens
+    begin = tokens[0] if tokens and tokens[0] == special_tokens.get('bos_token') else ''
+    return prompt.Chat(
+      path, templates.get('default'), special_tokens, begin, templates.get('tool_use')
+    )
 
 
 def load(path: epath.PathLike) -> Tokenizer:
@@ -254,10 +260,10 @@ def load(path: epath.PathLike) -> Tokenizer:
   if file.is_dir():
     candidates = [file / 'tokenizer.json', *sorted(file.glob('*.model'))]
     file = next((candidate for candidate in candidates if candidate.is_file()), file)
-    ignored = next((name for name in _OF_JSON if (file.parent / name).is_file()), None)
-    if ignored and file.suffix == '.model':
+    name = next((name for name in _OF_JSON if (file.parent / name).is_file()), None)
+    if name and file.suffix == '.model':
       raise InputError(
-        f'{path}: {ignored} applies only to a tokenizer.json, and the folder has none. Create one '
+        f'{path}: {name} applies only to a tokenizer.json, and the folder has none. Create one '
         f"with transformers (AutoTokenizer.from_pretrained('{path}').save_pretrained('{path}')), "
         f'or set config.tokenizer.path to {file}, which has no BOS token and no chat template.'
       )
@@ -287,14 +293,14 @@ def train(texts: Iterable[str], vocab_size: int, path: epath.PathLike) -> None:
   """
   texts = [text for text in texts if text]
   characters = {SPACE if c == ' ' else c for c in itertools.chain.from_iterable(texts)} - {'\n'}
-  least = _RESERVED + _BYTES + len(characters)
+  minimum = _RESERVED + _BYTES + len(characters)
   if not characters:
     raise InputError(
       "config.tokenizer.path='': the data has no text to train a tokenizer on. Set a path."
     )
-  if vocab_size < least:
+  if vocab_size < minimum:
     raise InputError(
-      f'config.tokenizer.vocab_size={vocab_size} must be at least {least}: {_RESERVED} reserved '
+      f'config.tokenizer.vocab_size={vocab_size} must be at least {minimum}: {_RESERVED} reserved '
       f'pieces, {_BYTES} bytes and the {len(characters)} distinct characters in the text.'
     )
   model = io.BytesIO()
@@ -313,27 +319,27 @@ def train(texts: Iterable[str], vocab_size: int, path: epath.PathLike) -> None:
     unfinished.write_bytes(model.getvalue())
 
 
-def _add_listed(model: tokenizers.Tokenizer, listed: Any, path: str) -> None:
+def _add_listed_tokens(model: tokenizers.Tokenizer, value: Any, path: str) -> None:
   """Add the tokens listed only in tokenizer_config.json, in id order, as transformers does."""
-  known = {token.content for token in model.get_added_tokens_decoder().values()}
+  known_texts = {token.content for token in model.get_added_tokens_decoder().values()}
   try:
     tokens = {
       int(id_): tokenizers.AddedToken(**token)
-      for id_, token in ({} if listed is None else listed).items()
-      if token['content'] not in known
+      for id_, token in ({} if value is None else value).items()
+      if token['content'] not in known_texts
     }
   except (AttributeError, KeyError, TypeError, ValueError) as error:
     raise InputError(
-      f'{path}: tokenizer_config.json contains added_tokens_decoder={reprlib.repr(listed)}, but it '
+      f'{path}: tokenizer_config.json contains added_tokens_decoder={reprlib.repr(value)}, but it '
       f"must map token ids to objects with a 'content' field ({error!r}). Save the tokenizer again "
       'with transformers.'
     ) from error
   for id_, token in sorted(tokens.items()):
     model.add_tokens([token])
-    if (added := model.token_to_id(token.content)) != id_:
+    if (added_id := model.token_to_id(token.content)) != id_:
       raise InputError(
         f'{path}: tokenizer_config.json lists {token.content!r} as token {id_}, but it would be '
-        f'token {added}. Save the tokenizer again with transformers.'
+        f'token {added_id}. Save the tokenizer again with transformers.'
       )
 
 
@@ -388,13 +394,13 @@ def token_texts(ids: Sequence[int], decode: Callable[[list[int]], str]) -> list[
   for place, id_ in enumerate(ids):
     group.append(id_)
     while group:
-      before, text = decode(context), decode(context + group)
+      prefix, text = decode(context), decode(context + group)
       # `text` may begin differently because invalid UTF-8 can change how earlier bytes decode.
-      own = text.removeprefix(before) if text.startswith(before) else decode(group)
-      if not own.endswith(_UNFINISHED):
-        texts[place] = own
+      group_text = text.removeprefix(prefix) if text.startswith(prefix) else decode(group)
+      if not group_text.endswith(_UNFINISHED):
+        texts[place] = group_text
         # Some decoders treat a token preceded only by whitespace as the start of the text.
-        if own.replace(_UNFINISHED, '').strip() or not context:
+        if group_text.replace(_UNFINISHED, '').strip() or not context:
           context = group
         group = []
       elif len(group) < _LONGEST and place + 1 < len(ids):
@@ -417,11 +423,11 @@ def response_tokens(
   with '<think>', the response does not begin with it again. Returns int32 [T] per text.
   """
   think, end = prompt.THINK, tokenizer.eos_ids[0]
-  own = [
+  responses = [
     text.removeprefix(think if tokenizer.decode(prompt_T, special=True).endswith(think) else '')
     for prompt_T, text in zip(prompts, texts, strict=True)
   ]
-  rows = tokenizer.encode_all(own)
+  rows = tokenizer.encode_all(responses)
   return [up_to_end(np.array([*ids, end], np.int32), tokenizer) for ids in rows]
 
 
@@ -445,14 +451,14 @@ def observed_tokens(
   `turn` contains the turn's tokens. If it was truncated, the result begins with an end token. Each
   message has a role and a content; `prompt.following` renders them. Returns int32 [T].
   """
-  said = [Message(**message) for message in messages]
-  text, last = prompt.following(said, prompts, tokenizer.chat), int(turn[-1])
-  is_ended = last in tokenizer.eos_ids
+  chat_messages = [Message(**message) for message in messages]
+  text, last_id = prompt.following(chat_messages, prompts, tokenizer.chat), int(turn[-1])
+  is_ended = last_id in tokenizer.eos_ids
   # A chat template ends the turn with one of the end tokens. Plain text has only the messages.
-  ids = () if prompts.template == 'plain' else (last,) if is_ended else tokenizer.eos_ids
+  ids = () if prompts.template == 'plain' else (last_id,) if is_ended else tokenizer.eos_ids
   ends = [tokenizer.decode([id_], special=True) for id_ in ids]
   end = next(filter(text.startswith, ends), '')
   if is_ended:
     return np.array(tokenizer.encode(text.removeprefix(end)), np.int32)
-  missing = () if end else tokenizer.eos_ids[:1]
-  return np.array([*missing, *tokenizer.encode(text)], np.int32)
+  missing_end = () if end else tokenizer.eos_ids[:1]
+  return np.array([*missing_end, *tokenizer.encode(text)], np.int32)

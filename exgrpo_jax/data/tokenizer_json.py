@@ -97,12 +97,12 @@ def _names(proto: Any, kind: str) -> list[str]:
 
 def _merges(pieces: list[str]) -> list[tuple[str, str]]:
   """Return the BPE merges: all pairs of pieces that form a piece, in the order of `pieces`."""
-  known = set(pieces)
+  vocabulary = set(pieces)
   return [
     (piece[:cut], piece[cut:])
     for piece in pieces
     for cut in range(1, len(piece))
-    if piece[:cut] in known and piece[cut:] in known
+    if piece[:cut] in vocabulary and piece[cut:] in vocabulary
   ]
 
 
@@ -154,30 +154,30 @@ def of_gguf(metadata: Mapping[str, Any], path: str) -> dict[str, bytes]:
   The files are tokenizer.json, tokenizer_config.json, tokenization.py and generation_config.json.
   Raises InputError naming `path` if the tokenizer is missing, unsupported, or has no end token.
   """
-  own = {
+  fields = {
     key.removeprefix('tokenizer.ggml.'): value
     for key, value in metadata.items()
     if key.startswith('tokenizer.ggml.')
   }
-  _check(own, path)
-  types = own.get('token_type', [_NORMAL] * len(own['tokens']))
+  _check(fields, path)
+  types = fields.get('token_type', [_NORMAL] * len(fields['tokens']))
   try:
     # Unused tokens only pad the embedding.
     vocabulary = {
       token: id_
-      for id_, (token, kind) in enumerate(zip(own['tokens'], types, strict=True))
+      for id_, (token, kind) in enumerate(zip(fields['tokens'], types, strict=True))
       if kind != _UNUSED
     }
-    make = _byte_level if own['model'] == 'gpt2' else _sentencepiece
-    model = make(own, vocabulary, types)
+    make = _byte_level if fields['model'] == 'gpt2' else _sentencepiece
+    model = make(fields, vocabulary, types)
     _add_tokens(model, vocabulary, types)
-    named = {
-      name: own['tokens'][own[f'{key}_token_id']]
+    special_tokens = {
+      name: fields['tokens'][fields[f'{key}_token_id']]
       for name, key in (('bos', 'bos'), ('eos', 'eos'), ('unk', 'unknown'), ('pad', 'padding'))
-      if f'{key}_token_id' in own
+      if f'{key}_token_id' in fields
     }
-    if own.get('add_bos_token', own['model'] == 'llama' or _BY_NAME[own['pre']].begins):
-      begin = named['bos']
+    if fields.get('add_bos_token', fields['model'] == 'llama' or _BY_NAME[fields['pre']].begins):
+      begin = special_tokens['bos']
       model.post_processor = processors.TemplateProcessing(
         single=[begin, '$A'], special_tokens=[(begin, vocabulary[begin])]
       )
@@ -186,30 +186,30 @@ def of_gguf(metadata: Mapping[str, Any], path: str) -> dict[str, bytes]:
       f'{path}: the tokenizer is inconsistent ({type(error).__name__}: {error}). Convert the '
       'model again.'
     ) from error
-  settings = {f'{name}_token': token for name, token in named.items()}
+  settings = {f'{name}_token': token for name, token in special_tokens.items()}
   if template := metadata.get('tokenizer.chat_template'):
     settings['chat_template'] = template
   generation: dict[str, Any] = {
-    f'{name}_token_id': vocabulary[token] for name, token in named.items() if name != 'unk'
+    f'{name}_token_id': vocabulary[token] for name, token in special_tokens.items() if name != 'unk'
   }
-  generation['eos_token_id'] = _ends(own, vocabulary, types, path)
+  generation['eos_token_id'] = _ends(fields, vocabulary, types, path)
   return _files(model, settings) | {
     'generation_config.json': json.dumps(generation, indent=2).encode()
   }
 
 
-def _check(own: Mapping[str, Any], path: str) -> None:
+def _check(fields: Mapping[str, Any], path: str) -> None:
   """Raise InputError if the tokenizer is missing or unsupported."""
-  kind, pre = own.get('model'), own.get('pre')
-  needed = {'gpt2': ('tokens', 'merges', 'pre'), 'llama': ('tokens', 'scores')}
-  if kind not in needed:
-    found = 'no tokenizer' if kind is None else f"tokenizer.ggml.model='{kind}'"
+  kind, pre = fields.get('model'), fields.get('pre')
+  required_keys = {'gpt2': ('tokens', 'merges', 'pre'), 'llama': ('tokens', 'scores')}
+  if kind not in required_keys:
+    problem = 'no tokenizer' if kind is None else f"tokenizer.ggml.model='{kind}'"
     raise InputError(
-      f'{path}: {found}. The file must contain a tokenizer whose tokenizer.ggml.model is one of '
-      f'{", ".join(needed)}.'
+      f'{path}: {problem}. The file must contain a tokenizer whose tokenizer.ggml.model is one of '
+      f'{", ".join(required_keys)}.'
     )
-  for key in needed[kind]:
-    if not own.get(key):
+  for key in required_keys[kind]:
+    if not fields.get(key):
       raise InputError(
         f'{path}: no tokenizer.ggml.{key}. Without it, text would be tokenized differently than '
         'in training. Convert the model again.'
@@ -222,43 +222,43 @@ def _check(own: Mapping[str, Any], path: str) -> None:
 
 
 def _byte_level(
-  own: Mapping[str, Any], vocabulary: dict[str, int], _: Sequence[int]
+  fields: Mapping[str, Any], vocabulary: dict[str, int], _: Sequence[int]
 ) -> tokenizers.Tokenizer:
   """Build a byte-level BPE tokenizer, as in GPT-2."""
-  split = _BY_NAME[own['pre']]
-  merges = [tuple(merge.split(' ', 1)) for merge in own['merges']]
+  split = _BY_NAME[fields['pre']]
+  merges = [tuple(merge.split(' ', 1)) for merge in fields['merges']]
   model = tokenizers.Tokenizer(models.BPE(vocabulary, merges, ignore_merges=split.whole_words))
   if split.composes:
     model.normalizer = normalizers.NFC()
-  first = []
+  splitters = []
   if split.digits:
-    first = [pre_tokenizers.Digits(individual_digits=True)]
+    splitters = [pre_tokenizers.Digits(individual_digits=True)]
   elif split.pattern:
-    first = [pre_tokenizers.Split(tokenizers.Regex(split.pattern), 'isolated')]
+    splitters = [pre_tokenizers.Split(tokenizers.Regex(split.pattern), 'isolated')]
   to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=not split.pattern)
-  model.pre_tokenizer = pre_tokenizers.Sequence([*first, to_bytes])
+  model.pre_tokenizer = pre_tokenizers.Sequence([*splitters, to_bytes])
   model.decoder = decoders.ByteLevel()
   return model
 
 
 def _sentencepiece(
-  own: Mapping[str, Any], vocabulary: dict[str, int], types: Sequence[int]
+  fields: Mapping[str, Any], vocabulary: dict[str, int], types: Sequence[int]
 ) -> tokenizers.Tokenizer:
   """Build a SentencePiece-style BPE tokenizer: characters with byte fallback, merged by score."""
   ids = [id_ for id_ in vocabulary.values() if types[id_] == _NORMAL]
-  best_first = sorted(ids, key=lambda id_: -own['scores'][id_])
-  merges = _merges([own['tokens'][id_] for id_ in best_first])
+  best_first = sorted(ids, key=lambda id_: -fields['scores'][id_])
+  merges = _merges([fields['tokens'][id_] for id_ in best_first])
   unknown = next((token for token, id_ in vocabulary.items() if types[id_] == _UNKNOWN), None)
   model = tokenizers.Tokenizer(
     models.BPE(vocabulary, merges, unk_token=unknown, fuse_unk=True, byte_fallback=True)
   )
-  has_prefix = own.get('add_space_prefix', True)
+  has_prefix = fields.get('add_space_prefix', True)
   spaces = normalizers.Replace(' ', SPACE)
   model.normalizer = (
     normalizers.Sequence([normalizers.Prepend(SPACE), spaces]) if has_prefix else spaces
   )
-  joined = [decoders.Replace(SPACE, ' '), decoders.ByteFallback(), decoders.Fuse()]
-  model.decoder = decoders.Sequence([*joined, *([decoders.Strip(' ', 1, 0)] * has_prefix)])
+  steps = [decoders.Replace(SPACE, ' '), decoders.ByteFallback(), decoders.Fuse()]
+  model.decoder = decoders.Sequence([*steps, *([decoders.Strip(' ', 1, 0)] * has_prefix)])
   return model
 
 
@@ -276,15 +276,17 @@ def _add_tokens(
 
 
 def _ends(
-  own: Mapping[str, Any], vocabulary: dict[str, int], types: Sequence[int], path: str
+  fields: Mapping[str, Any], vocabulary: dict[str, int], types: Sequence[int], path: str
 ) -> list[int]:
   """Return the ids that stop generation, as in llama.cpp: end, end of turn, known end tokens.
 
   Hugging Face's generation_config.json lists all of them, but a GGUF may name only one.
   """
-  ids = [own[f'{name}_token_id'] for name in ('eos', 'eot', 'eom') if f'{name}_token_id' in own]
-  known = [vocabulary[token] for token in (*KNOWN_EOS, '<|eom_id|>') if token in vocabulary]
-  ids += [id_ for id_ in known if types[id_] == _CONTROL]
+  ids = [
+    fields[f'{name}_token_id'] for name in ('eos', 'eot', 'eom') if f'{name}_token_id' in fields
+  ]
+  known_ids = [vocabulary[token] for token in (*KNOWN_EOS, '<|eom_id|>') if token in vocabulary]
+  ids += [id_ for id_ in known_ids if types[id_] == _CONTROL]
   if not ids:
     raise InputError(
       f'{path}: no tokenizer.ggml.eos_token_id, so responses would never end. Convert the model '

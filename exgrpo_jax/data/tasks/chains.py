@@ -94,7 +94,7 @@ def _row(rng: np.random.Generator, split: Split, seen: set[tuple[int, ...]]) -> 
   start, *terms = chain = _unseen_chain(rng, split, seen)
   seen.add((start, *sorted(terms)))
   solution = _solution(rng, start, terms)
-  return task_record(f'{start}{_signed(terms)}', sum(chain), solution, split.source)
+  return task_record(f'{start}{_format_terms(terms)}', sum(chain), solution, split.source)
 
 
 def _unseen_chain(
@@ -116,7 +116,7 @@ def _unseen_chain(
       return totals[0], *terms
 
 
-def _signed(terms: Sequence[int]) -> str:
+def _format_terms(terms: Sequence[int]) -> str:
   """Format [3, -9] as '+3-9'."""
   return ''.join(f'{term:+d}' for term in terms)
 
@@ -153,11 +153,11 @@ def steps_and_box(start: int, steps: Sequence[Sequence[int]], slips: Sequence[in
   total, wrong or not, without repeating it. A negative total loses its sign, because totals in a
   chain are never negative.
   """
-  total, written = start, []
+  total, step_texts = start, []
   for terms, slip in zip(steps, slips, strict=True):
     total = abs(total + sum(terms) + slip)
-    written.append(f'{_signed(terms)}={total}')
-  return rf'{start}{" ".join(written)} \boxed{{{total}}}'
+    step_texts.append(f'{_format_terms(terms)}={total}')
+  return rf'{start}{" ".join(step_texts)} \boxed{{{total}}}'
 
 
 # ---- Responses ----
@@ -212,14 +212,14 @@ def _read(question_text: str, response: str) -> _Reading | None:
   start, (steps, answer) = question['start'], reading
   if not steps:
     return _Reading(int(start), [], [], answer)
-  terms = [_terms(step['terms']) for step in steps]
+  terms = [_parse_terms(step['terms']) for step in steps]
   starts = [step['start'] for step in steps]
-  applied = list(itertools.chain.from_iterable(terms))
-  if starts != [start, *[None] * (len(steps) - 1)] or applied != _terms(question['terms']):
+  all_terms = list(itertools.chain.from_iterable(terms))
+  if starts != [start, *[None] * (len(steps) - 1)] or all_terms != _parse_terms(question['terms']):
     return None
   return _Reading(int(start), terms, [int(step['total']) for step in steps], answer)
 
 
-def _terms(text: str) -> list[int]:
+def _parse_terms(text: str) -> list[int]:
   """Parse '+3-9' as [3, -9]."""
   return [int(term) for term in re.findall(_TERM, text)]

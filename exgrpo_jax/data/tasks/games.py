@@ -29,11 +29,11 @@ def guess_rows() -> dict[str, list[Record]]:
 
 def halving(number: int) -> str:
   """Return the guesses and replies of a binary search: '32 higher 48 lower 40' for 40."""
-  low, high, said = NUMBERS.start, NUMBERS.stop - 1, list[str]()
+  low, high, words = NUMBERS.start, NUMBERS.stop - 1, list[str]()
   while (guess := (low + high) // 2) != number:
-    said += [str(guess), 'higher' if guess < number else 'lower']
+    words += [str(guess), 'higher' if guess < number else 'lower']
     low, high = (guess + 1, high) if guess < number else (low, guess - 1)
-  return ' '.join([*said, str(number)])
+  return ' '.join([*words, str(number)])
 
 
 # ---- The frozen lake ----
@@ -72,12 +72,12 @@ def _lake_row(rng: np.random.Generator, side: int, seen: set[str]) -> Record:
     squares = np.where(rng.random((side, side)) < HOLES, HOLE, FREE)
     squares[0, 0], squares[-1, -1] = PLAYER, GOAL
     lines = [''.join(row) for row in squares]
-    text, reached = '\n'.join(lines), distances(lines)
-    if (0, 0) in reached and text not in seen:
+    text, distance = '\n'.join(lines), distances(lines)
+    if (0, 0) in distance and text not in seen:
       seen.add(text)
       # The answer is the shortest path's length, which the environment ignores. The solution lists
       # the task's words, so that the tokenizer is trained on them.
-      return task_record(text, reached[0, 0], ' '.join(MOVES), f'lake_{side}')
+      return task_record(text, distance[0, 0], ' '.join(MOVES), f'lake_{side}')
 
 
 # ---- The map ----
@@ -91,7 +91,7 @@ Square = tuple[int, int]  # row and column
 
 def after(square: Square, move: str, side: int) -> Square:
   """Return the square after a move. Moves off the map have no effect."""
-  row, column = (at + by for at, by in zip(square, MOVES[move]))
+  row, column = (coordinate + change for coordinate, change in zip(square, MOVES[move]))
   return (row, column) if row in range(side) and column in range(side) else square
 
 
@@ -99,12 +99,12 @@ def distances(lines: Sequence[str]) -> dict[Square, int]:
   """Return the number of moves to the goal from every square that can reach it."""
   side = len(lines)
   (goal,) = ((r, line.index(GOAL)) for r, line in enumerate(lines) if GOAL in line)
-  found, waiting = {goal: 0}, collections.deque([goal])
-  while waiting:
-    square = waiting.popleft()
+  distance, queue = {goal: 0}, collections.deque([goal])
+  while queue:
+    square = queue.popleft()
     for move in MOVES:
-      row, column = near = after(square, move, side)
-      if near not in found and lines[row][column] != HOLE:
-        found[near] = found[square] + 1
-        waiting.append(near)
-  return found
+      row, column = neighbor = after(square, move, side)
+      if neighbor not in distance and lines[row][column] != HOLE:
+        distance[neighbor] = distance[square] + 1
+        queue.append(neighbor)
+  return distance

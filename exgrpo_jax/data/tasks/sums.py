@@ -26,8 +26,8 @@ def read_steps(response: str, step: re.Pattern[str]) -> tuple[list[re.Match[str]
 
   Returns None if a step does not match `step` or the response does not end in a box.
   """
-  *written, last = response.split() or ['']
-  matches = [step.fullmatch(text) for text in written]
+  *words, last = response.split() or ['']
+  matches = [step.fullmatch(text) for text in words]
   steps = [match for match in matches if match]
   box = _BOX.fullmatch(last)
   return (steps, int(box[1])) if box and len(steps) == len(matches) else None
@@ -86,8 +86,8 @@ def _unseen_terms(rng: np.random.Generator, split: Split, seen: Set[tuple[int, .
     count = rng.integers(split.min_digits, split.max_digits, endpoint=True)
     start = int(rng.integers(*ARITHMETIC_START_RANGE, endpoint=True))
     lowest, highest = ARITHMETIC_DIGIT_RANGE
-    least = ARITHMETIC_HIGH if split.is_high else lowest
-    digits = rng.integers(least, highest, size=count, endpoint=True).tolist()
+    minimum = ARITHMETIC_HIGH if split.is_high else lowest
+    digits = rng.integers(minimum, highest, size=count, endpoint=True).tolist()
     terms = [start, *digits]
     if (min(digits) >= ARITHMETIC_HIGH) == split.is_high and tuple(sorted(terms)) not in seen:
       return terms
@@ -116,8 +116,8 @@ def valid_steps(question_text: str, response: str) -> bool:
   if not _SUM.fullmatch(question) or not (reading := read_steps(response, _STEP)):
     return False
   steps, answer = reading
-  start, *later = [step['start'] for step in steps] or [None]
-  if start is None or any(later):
+  start, *later_starts = [step['start'] for step in steps] or [None]
+  if start is None or any(later_starts):
     return False
   terms = [int(start), *(int(step['term']) for step in steps)]
   totals = [int(step['total']) for step in steps]
