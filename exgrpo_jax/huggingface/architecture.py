@@ -30,7 +30,7 @@ _TYPES = ('full_attention', 'sliding_attention')
 # Rope type -> {required field of rotary.RopeConfig: its name in config.json}.
 _LINEAR = {'factor': 'factor'}
 _YARN = {'original_positions': 'original_max_position_embeddings'}
-_NEEDED = {
+_REQUIRED_FIELDS = {
   'default': {},
   'linear': _LINEAR,
   'llama3': _LINEAR
@@ -53,11 +53,13 @@ def parse_rope(
   full, local = _by_type(values, path, family)
   theta = values['rope_theta']
   local_name, local_theta = family.local_theta or ('rope_theta', theta)
-  own = values if not family.local_theta else {}
-  always = _YARN if 'query_beta' in family.options else {}
+  overrides = values if not family.local_theta else {}
+  extra_fields = _YARN if 'query_beta' in family.options else {}
   return (
-    _parse_one({'rope_theta': theta} | full, own, path, always),
-    _parse_one({'rope_theta': values.get(local_name, local_theta)} | local, own, path, always),
+    _rope_config({'rope_theta': theta} | full, overrides, path, extra_fields),
+    _rope_config(
+      {'rope_theta': values.get(local_name, local_theta)} | local, overrides, path, extra_fields
+    ),
   )
 
 
@@ -68,9 +70,10 @@ def _by_type(
 
   Returns the fields for layers without a window, and the fields for layers with one.
   """
-  given = values.get('rope_parameters')
-  given = family.defaults.get('rope_parameters') if given is None else given
-  new = _mapping(given, 'rope_parameters', path)
+  parameters = values.get('rope_parameters')
+  if parameters is None:
+    parameters = family.defaults.get('rope_parameters')
+  new = _mapping(parameters, 'rope_parameters', path)
   old = _mapping(values.get('rope_scaling'), 'rope_scaling', path)
   if family.local_theta:
     full, local = (_mapping(new.get(kind), f'rope_parameters.{kind}', path) for kind in _TYPES)
@@ -85,66 +88,66 @@ def _by_type(
         'layers without a window. Put the layer types in rope_parameters.'
       )
     return (full or {'rope_type': 'default'}) | old, local
-  given = old or new
-  if {*given} & {*_TYPES}:
+  fields = old or new
+  if {*fields} & {*_TYPES}:
     raise InputError(
-      f'{path}: {"rope_scaling" if old else "rope_parameters"}={given} must not name layer types '
+      f'{path}: {"rope_scaling" if old else "rope_parameters"}={fields} must not name layer types '
       'because all layers of this architecture share one base. Write the fields without a layer '
       'type.'
     )
-  lost, theta = new.get('rope_theta'), values['rope_theta']
-  if old and 'rope_theta' not in old and lost not in (None, theta):
+  lost_theta, theta = new.get('rope_theta'), values['rope_theta']
+  if old and 'rope_theta' not in old and lost_theta not in (None, theta):
     raise InputError(
       f'{path}: rope_scaling={old} replaces rope_parameters, so rope_theta={theta} '
-      f'overrides rope_theta={lost} in rope_parameters. Put all fields in rope_parameters.'
+      f'overrides rope_theta={lost_theta} in rope_parameters. Put all fields in rope_parameters.'
     )
-  return given, given
+  return fields, fields
 
 
-def _mapping(given: Any, name: str, path: str) -> dict[str, Any]:
-  if not isinstance(given or {}, Mapping):
-    raise InputError(f'{path}: {name}={given!r} must be an object or null.')
-  return dict(given or {})
+def _mapping(value: Any, name: str, path: str) -> dict[str, Any]:
+  if not isinstance(value or {}, Mapping):
+    raise InputError(f'{path}: {name}={value!r} must be an object or null.')
+  return dict(value or {})
 
 
-def _parse_one(
-  given: dict[str, Any], values: Mapping[str, Any], path: str, always: Mapping[str, str]
+def _rope_config(
+  rope: dict[str, Any], values: Mapping[str, Any], path: str, extra_fields: Mapping[str, str]
 ) -> rotary.RopeConfig:
-  """Parse a base and its scaling. The fields in `always` are required for every rope type.
+  """Parse a base and its scaling. The fields in `extra_fields` are required for every rope type.
 
-  The pretraining context length in `values` overrides the length in `given`.
+  The pretraining context length in `values` overrides the length in `rope`.
   """
-  kind = given.get('rope_type', given.get('type', 'default'))
+  kind = rope.get('rope_type', rope.get('type', 'default'))
   if kind not in [*_SCALINGS]:  # a list, because JSON objects are unhashable
     raise InputError(
       f"{path}: rope type '{kind}' is not supported. Use one of {', '.join(_SCALINGS)}."
     )
-  if given.get('type', kind) != kind:
+  if rope.get('type', kind) != kind:
     raise InputError(
-      f"{path}: type='{given['type']}' is ignored because rope_type='{kind}' takes precedence. "
+      f"{path}: type='{rope['type']}' is ignored because rope_type='{kind}' takes precedence. "
       'Use only rope_type.'
     )
-  partial = given.get('partial_rotary_factor', 1)
+  partial = rope.get('partial_rotary_factor', 1)
   if partial != 1:
     raise InputError(
       f'{path}: partial_rotary_factor={partial} is not supported: rotary positions apply to '
       'all dimensions of a head, so partial_rotary_factor must be 1.'
     )
-  whole = _YARN['original_positions']
-  if kind in ('llama3', 'yarn') and whole in values:
-    given = given | {whole: values[whole]}
+  length_name = _YARN['original_positions']
+  if kind in ('llama3', 'yarn') and length_name in values:
+    rope = rope | {length_name: values[length_name]}
 
   def read(name: str) -> Any:
     why = f"which rope type '{kind}' needs"
-    return families.read(given, name, path, int if name == whole else float, why)
+    return families.read(rope, name, path, int if name == length_name else float, why)
 
-  fields = {field: read(name) for field, name in (_NEEDED[kind] | always).items()}
+  fields = {field: read(name) for field, name in (_REQUIRED_FIELDS[kind] | extra_fields).items()}
   if fields.get('factor', 1) < 1:
     raise InputError(
-      f'{path}: factor={given["factor"]} must be at least 1 because it extends the context.'
+      f'{path}: factor={rope["factor"]} must be at least 1 because it extends the context.'
     )
   if kind == 'yarn':
-    fields |= _yarn_options(given, path, read)
+    fields |= _yarn_options(rope, path, read)
   theta = float(read('rope_theta'))
   try:
     return rotary.RopeConfig(theta=theta, scaling=_SCALINGS[kind], **fields)
@@ -153,20 +156,20 @@ def _parse_one(
 
 
 def _yarn_options(
-  given: Mapping[str, Any], path: str, read: Callable[[str], Any]
+  rope: Mapping[str, Any], path: str, read: Callable[[str], Any]
 ) -> dict[str, float]:
-  if not given.get('truncate', True):
+  if not rope.get('truncate', True):
     raise InputError(
-      f'{path}: truncate={given["truncate"]} is not supported: yarn interpolates whole '
+      f'{path}: truncate={rope["truncate"]} is not supported: yarn interpolates whole '
       'pairs, so truncate must be true.'
     )
   fields = {
-    name: float(read(name) if given.get(name) else turns) for name, turns in _YARN_TURNS.items()
+    name: float(read(name) if rope.get(name) else turns) for name, turns in _YARN_TURNS.items()
   }
-  if given.get('attention_factor') is not None:
+  if rope.get('attention_factor') is not None:
     return fields | {'attention_factor': float(read('attention_factor'))}
-  scales = [read(name) for name in _MSCALES] if all(map(given.get, _MSCALES)) else (1, 0)
-  above, below = (0.1 * scale * math.log(given['factor']) + 1 for scale in scales)
+  scales = [read(name) for name in _MSCALES] if all(map(rope.get, _MSCALES)) else (1, 0)
+  above, below = (0.1 * scale * math.log(rope['factor']) + 1 for scale in scales)
   return fields | {'attention_factor': above / below}
 
 
@@ -179,8 +182,8 @@ def extended_rope(values: Mapping[str, Any], base: float) -> dict[str, Any]:
   if any(kind in new for kind in _TYPES):
     full = (new.get('full_attention') or {}) | theta
     return {'rope_parameters': new | {'full_attention': full}}
-  changed = {'rope_parameters': new | theta} if new else {}
-  return changed | (theta if old or not new else {})
+  changes = {'rope_parameters': new | theta} if new else {}
+  return changes | (theta if old or not new else {})
 
 
 def rope_to_json(config: model.ShapeConfig, family: Family) -> dict[str, Any]:
@@ -208,7 +211,7 @@ def _parameters(rope: rotary.RopeConfig) -> dict[str, Any]:
 def _scaling(rope: rotary.RopeConfig) -> dict[str, Any] | None:
   if rope.scaling == 'none':
     return None
-  names = _NEEDED[rope.scaling]
+  names = _REQUIRED_FIELDS[rope.scaling]
   if rope.scaling == 'yarn':
     names = names | {name: name for name in (*_YARN_TURNS, 'attention_factor')}
   return {'rope_type': rope.scaling} | {
@@ -225,7 +228,7 @@ _ACTIVATIONS = {
 _LAYER_TYPES = {'full_attention': 'f', 'sliding_attention': 's'}
 _SHAPE = "which determines the model's shape"
 # Top-level fields of an image model that also apply to its text part.
-_OF_THE_WHOLE = (
+_SHARED_FIELDS = (
   *('tie_word_embeddings', 'quantization_config', 'transformers_weights', 'dtype', 'torch_dtype'),
   *('bos_token_id', 'eos_token_id', 'pad_token_id', 'transformers_version'),
 )
@@ -268,12 +271,16 @@ def read_json(directory: epath.PathLike) -> dict[str, Any]:
     raise InputError(f'{path}: not a JSON object. Download the checkpoint again.')
   names = values.get('architectures') or ['']
   if names[0] in families.WITH_IMAGES:
-    text = dict(values.get('text_config') or {})
-    own = [name for name, family in FAMILIES.items() if family.model_type == text.get('model_type')]
-    whole = {name: values[name] for name in _OF_THE_WHOLE if name in values}
-    if 'tie_word_embeddings' in whole:  # the unembedding is outside the text model
-      text.pop('tie_word_embeddings', None)
-    values = {**whole, **text, 'architectures': own or names}
+    text_config = dict(values.get('text_config') or {})
+    architectures = [
+      name
+      for name, family in FAMILIES.items()
+      if family.model_type == text_config.get('model_type')
+    ]
+    shared_fields = {name: values[name] for name in _SHARED_FIELDS if name in values}
+    if 'tie_word_embeddings' in shared_fields:  # the unembedding is outside the text model
+      text_config.pop('tie_word_embeddings', None)
+    values = {**shared_fields, **text_config, 'architectures': architectures or names}
   return values
 
 
@@ -321,12 +328,12 @@ def parse(values: Mapping[str, Any], path: str, dtype: str) -> model.ShapeConfig
 
 def extended(values: Mapping[str, Any], extension: Extension) -> dict[str, Any]:
   """Apply `extension` to the content of a config.json without changing its format."""
-  changed = dict(values)
+  new_values = dict(values)
   if extension.max_position_embeddings:
-    changed['max_position_embeddings'] = extension.max_position_embeddings
+    new_values['max_position_embeddings'] = extension.max_position_embeddings
   if extension.rope_theta:
-    changed |= extended_rope(values, extension.rope_theta)
-  return changed
+    new_values |= extended_rope(values, extension.rope_theta)
+  return new_values
 
 
 def _family(values: Mapping[str, Any], path: str) -> Family:
@@ -367,21 +374,21 @@ def _options(values: Mapping[str, Any], family: Family, path: str) -> dict[str, 
   """Return the optional fields set by config.json. A null cap means no cap."""
   options: dict[str, Any] = {}
   for field, name in family.options.items():
-    given = values.get(name)
+    value = values.get(name)
     if field == 'activation':
-      if given not in [*_ACTIVATIONS]:
+      if value not in [*_ACTIVATIONS]:
         raise InputError(
-          f'{path}: {name}={given!r} is not supported: the gate activation must be one of '
+          f'{path}: {name}={value!r} is not supported: the gate activation must be one of '
           f'{", ".join(_ACTIVATIONS)}.'
         )
-      options[field] = _ACTIVATIONS[given]
+      options[field] = _ACTIVATIONS[value]
     elif field == 'query_beta':  # one of the rotary parameters
       rope, _ = _by_type(values, path, family)
       is_zero = rope.get(name) == 0
       options[field] = (
         0.0 if is_zero else families.read(rope, name, path, float, 'which scales queries')
       )
-    elif given is not None or field not in ('attention_cap', 'logit_cap'):
+    elif value is not None or field not in ('attention_cap', 'logit_cap'):
       kind = type(families.PLAIN[field])
       options[field] = families.read(values, name, path, kind, 'which changes all logits')
   return options
@@ -389,13 +396,13 @@ def _options(values: Mapping[str, Any], family: Family, path: str) -> dict[str, 
 
 def _layers(values: Mapping[str, Any], family: Family, num_layers: int, path: str) -> str:
   """Return `model.ShapeConfig.layers`, the shortest repeating pattern of the layers' letters."""
-  types, rotates = _of_each_layer(values, family, num_layers, path)
-  letters = _default_layers(values, family, num_layers, rotates, path)
+  types, rope_flags = _of_each_layer(values, family, num_layers, path)
+  letters = _default_layers(values, family, num_layers, rope_flags, path)
   if family.has_layer_types and types:
     letters = types
-  if rotates:
+  if rope_flags:
     letters = ''.join(
-      letter if own else _WITHOUT_POSITIONS[letter] for letter, own in zip(letters, rotates)
+      letter if flag else _WITHOUT_POSITIONS[letter] for letter, flag in zip(letters, rope_flags)
     )
   if types and not family.has_layer_types and types != letters:
     raise InputError(
@@ -424,10 +431,10 @@ def _of_each_layer(
   """Return (layer_types as letters, each layer's RoPE flag). Parts are empty if unspecified."""
   names = ['layer_types', *(['no_rope_layers'] if family.no_rope else [])]
   for name in names:
-    given = values.get(name)
-    if given is not None and (not isinstance(given, list) or len(given) != num_layers):
+    value = values.get(name)
+    if value is not None and (not isinstance(value, list) or len(value) != num_layers):
       raise InputError(
-        f'{path}: {name}={given!r} must be a list of num_hidden_layers={num_layers} entries, one '
+        f'{path}: {name}={value!r} must be a list of num_hidden_layers={num_layers} entries, one '
         'per layer.'
       )
   types = values.get('layer_types') or []
@@ -436,15 +443,15 @@ def _of_each_layer(
       f'{path}: layer_types={types!r} is not supported: each layer must be '
       f'{" or ".join(_LAYER_TYPES)}.'
     )
-  rotates = values.get('no_rope_layers') if family.no_rope else []
-  if rotates is None:
-    every = families.read(values, 'no_rope_layer_interval', path, int, _SHAPE)
-    rotates = [(layer + 1) % every for layer in range(num_layers)]
-  return ''.join(_LAYER_TYPES[kind] for kind in types), rotates
+  rope_flags = values.get('no_rope_layers') if family.no_rope else []
+  if rope_flags is None:
+    interval = families.read(values, 'no_rope_layer_interval', path, int, _SHAPE)
+    rope_flags = [(layer + 1) % interval for layer in range(num_layers)]
+  return ''.join(_LAYER_TYPES[kind] for kind in types), rope_flags
 
 
 def _default_layers(
-  values: Mapping[str, Any], family: Family, num_layers: int, rotates: list[Any], path: str
+  values: Mapping[str, Any], family: Family, num_layers: int, rope_flags: list[Any], path: str
 ) -> str:
   """Return the default letters of all layers, for a config.json without layer_types."""
   is_local = not family.has_window_flag or families.read(
@@ -453,8 +460,8 @@ def _default_layers(
   # Families with windows in only some layers use them regardless of sliding_window.
   if len(family.layers) == 1 and (not is_local or values.get('sliding_window') is None):
     return 'f' * num_layers
-  if rotates:
-    return ''.join('f' if own else 's' for own in rotates)
+  if rope_flags:
+    return ''.join('f' if flag else 's' for flag in rope_flags)
   if 'max_window_layers' in family.defaults:
     first = values['max_window_layers']
     if first:  # 0 means windows in all layers
@@ -462,8 +469,8 @@ def _default_layers(
     return ('f' * first + 's' * num_layers)[:num_layers]
   pattern = family.layers
   if family.pattern and not values.get('layer_types'):
-    every = families.read(values, family.pattern, path, int, 'which determines the windows')
-    pattern = 's' * (every - 1) + 'f'
+    period = families.read(values, family.pattern, path, int, 'which determines the windows')
+    pattern = 's' * (period - 1) + 'f'
   return (pattern * num_layers)[:num_layers]
 
 
@@ -499,7 +506,9 @@ def to_json(config: model.ShapeConfig, max_positions: int) -> dict[str, Any]:
         f'transformers requires this for {name}.'
       )
     options[family.options['query_scale']] = int(scale)
-  activation = next(name for name, own in _ACTIVATIONS.items() if own == config.activation)
+  activation = next(
+    name for name, our_name in _ACTIVATIONS.items() if our_name == config.activation
+  )
   return {
     **{hf_name: getattr(config, field) for field, hf_name in families.numbers(family).items()},
     'architectures': [name],
@@ -525,8 +534,8 @@ def _layers_to_json(config: model.ShapeConfig, family: Family) -> dict[str, Any]
   has_types = family.has_layer_types and (has_windows or 's' in family.layers)
   if has_windows or 'sliding_window' in family.defaults:
     # transformers builds Gemma's window mask even if no layer uses it.
-    unused = family.defaults.get('sliding_window') if has_types else None
-    values['sliding_window'] = config.window or unused
+    default_window = family.defaults.get('sliding_window') if has_types else None
+    values['sliding_window'] = config.window or default_window
   if has_types:
     types = {letter: name for name, letter in _LAYER_TYPES.items()}
     values['layer_types'] = [types['s' if kind.is_local else 'f'] for kind in config.kinds]

@@ -183,8 +183,10 @@ def read(values: Mapping[str, Any], name: str, path: str, kind: type, why: str) 
     value, (int, float) if kind is float else kind
   )
   if not is_right or (kind is not bool and not 0 < value < math.inf):
-    must = {bool: 'true or false', int: 'a whole number above 0', float: 'a number above 0'}[kind]
-    raise InputError(f'{path}: {name}={value!r}, {why}, must be {must}.')
+    requirement = {bool: 'true or false', int: 'a whole number above 0', float: 'a number above 0'}[
+      kind
+    ]
+    raise InputError(f'{path}: {name}={value!r}, {why}, must be {requirement}.')
   return value
 
 
@@ -196,8 +198,8 @@ def has(family: Family, config: model.ShapeConfig) -> bool:
     for field, value in fields.items()
   ) and bool(config.num_experts) == ('num_experts' in family.numbers)
   # Fields set by the same config.json name must agree.
-  decided = {(name, getattr(config, field)) for field, name in family.options.items()}
-  agree = len(decided) == len({*family.options.values()})
+  pairs = {(name, getattr(config, field)) for field, name in family.options.items()}
+  agree = len(pairs) == len({*family.options.values()})
   kinds = {*config.kinds}
   is_local = {kind.is_local for kind in kinds}
   # Without layer types, either all layers have a window or none do.

@@ -83,32 +83,35 @@ def slices(path: str, tensors: Mapping[str, Tensor], head_size: int) -> dict[str
   file = opened(path)
   gguf = library(path)
   family = file.fields['general.architecture'].contents()
-  architecture = next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == family)
-  names = gguf.get_tensor_name_map(architecture, file.fields[f'{family}.block_count'].contents())
-  expected = {names.get_name(name, ('.weight', '.bias')): name for name in tensors}
-  found = {tensor.name: tensor for tensor in file.tensors if tensor.name != ROPE_FACTORS}
+  model_arch = next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == family)
+  names = gguf.get_tensor_name_map(model_arch, file.fields[f'{family}.block_count'].contents())
+  hf_names = {names.get_name(name, ('.weight', '.bias')): name for name in tensors}
+  stored_tensors = {tensor.name: tensor for tensor in file.tensors if tensor.name != ROPE_FACTORS}
   safetensors_files.check_names(
-    path, found, {own: tensors[name] for own, name in expected.items()}, 'the metadata'
+    path,
+    stored_tensors,
+    {gguf_name: tensors[name] for gguf_name, name in hf_names.items()},
+    'the metadata',
   )
-  found_slices = {}
-  for own, name in expected.items():
-    stored, shape = found[own], list(tensors[name].shape)
-    if (found_shape := stored.shape.tolist()[::-1]) != shape:
+  slice_of_name = {}
+  for gguf_name, name in hf_names.items():
+    tensor, shape = stored_tensors[gguf_name], list(tensors[name].shape)
+    if (stored_shape := tensor.shape.tolist()[::-1]) != shape:
       raise InputError(
-        f'{path}: tensor {own} has shape {found_shape}, but the metadata requires {shape}. Convert '
-        'the model again.'
+        f'{path}: tensor {gguf_name} has shape {stored_shape}, but the metadata requires {shape}. '
+        'Convert the model again.'
       )
     is_permuted = family == 'llama' and name.endswith(('q_proj.weight', 'k_proj.weight'))
-    _, block_bytes = gguf.GGML_QUANT_SIZES[stored.tensor_type]
+    _, block_bytes = gguf.GGML_QUANT_SIZES[tensor.tensor_type]
     try:
-      gguf.dequantize(np.zeros((1, block_bytes), np.uint8), stored.tensor_type)
+      gguf.dequantize(np.zeros((1, block_bytes), np.uint8), tensor.tensor_type)
     except NotImplementedError as error:
       raise InputError(
-        f'{path}: tensor {own} has type {stored.tensor_type.name}, which the gguf package cannot '
-        'dequantize. Convert the model to a different type, such as F16, Q8_0 or Q4_K.'
+        f'{path}: tensor {gguf_name} has type {tensor.tensor_type.name}, which the gguf package '
+        'cannot dequantize. Convert the model to a different type, such as F16, Q8_0 or Q4_K.'
       ) from error
-    found_slices[name] = Slice(gguf, stored, head_size if is_permuted else 0)
-  return found_slices
+    slice_of_name[name] = Slice(gguf, tensor, head_size if is_permuted else 0)
+  return slice_of_name
 
 
 _VALUES = 2**21  # values dequantized at a time; 8 MiB
@@ -119,17 +122,17 @@ class Slice:
   """A tensor read on demand: indexing it reads only the indexed part, as float32."""
 
   gguf: Any  # the package
-  stored: Any  # a `gguf.ReaderTensor`
+  tensor: Any  # a `gguf.ReaderTensor`
   head_size: int  # 0 unless llama.cpp permuted the rows
 
   def __getitem__(self, index: Any) -> np.ndarray:
     """Read one slice per dimension. If rows are permuted, their slice must cover whole heads."""
     *rows, columns = index if isinstance(index, tuple) else (index,)
-    start, stop, _ = columns.indices(int(self.stored.shape[0]))  # ggml lists the row length first
-    values, size = self.gguf.GGML_QUANT_SIZES[self.stored.tensor_type]  # per block: count, bytes
+    start, stop, _ = columns.indices(int(self.tensor.shape[0]))  # ggml lists the row length first
+    values, size = self.gguf.GGML_QUANT_SIZES[self.tensor.tensor_type]  # per block: count, bytes
     first, last = start // values, -(-stop // values)
-    blocks = np.asarray(self.stored.data).view(np.uint8)[(*rows, slice(first * size, last * size))]
-    part = self._dequantized(blocks, (last - first) * values)
+    blocks = np.asarray(self.tensor.data).view(np.uint8)[(*rows, slice(first * size, last * size))]
+    part = self._dequantize(blocks, (last - first) * values)
     part = part[..., start - first * values : stop - first * values]
     if not self.head_size:
       return part
@@ -137,15 +140,15 @@ class Slice:
     pairs = part.reshape(-1, self.head_size // 2, 2, part.shape[-1])
     return pairs.swapaxes(1, 2).reshape(part.shape)
 
-  def _dequantized(self, blocks: np.ndarray, columns: int) -> np.ndarray:
+  def _dequantize(self, blocks: np.ndarray, columns: int) -> np.ndarray:
     if blocks.ndim == 1:
-      return self.gguf.dequantize(blocks, self.stored.tensor_type)
+      return self.gguf.dequantize(blocks, self.tensor.tensor_type)
     # Dequantize some rows at a time: the package needs several times its result's memory.
-    part, together = np.empty((len(blocks), columns), np.float32), max(1, _VALUES // columns)
-    for start in range(0, len(blocks), together):
-      some = slice(start, start + together)
-      part[some] = self.gguf.dequantize(blocks[some], self.stored.tensor_type)
-    return part
+    values, num_rows = np.empty((len(blocks), columns), np.float32), max(1, _VALUES // columns)
+    for start in range(0, len(blocks), num_rows):
+      rows = slice(start, start + num_rows)
+      values[rows] = self.gguf.dequantize(blocks[rows], self.tensor.tensor_type)
+    return values
 
 
 # ---- The folder of a GGUF file ----
@@ -196,16 +199,16 @@ def gguf_folder(path: str) -> str:
     with open(path, 'rb') as file:
       digest.update(file.read(_HEAD_BYTES))
   cache = pathlib.Path(constants.HF_ASSETS_CACHE, 'exgrpo_jax', 'gguf')
-  made = cache / f'{pathlib.Path(path).stem}-{digest.hexdigest()[:24]}'
-  if made.exists():
-    return str(made)
+  folder = cache / f'{pathlib.Path(path).stem}-{digest.hexdigest()[:24]}'
+  if folder.exists():
+    return str(folder)
   reader = opened(path)
   metadata = {key: field.contents() for key, field in reader.fields.items()}
   files = tokenizer_json.of_gguf(metadata, path)
   values = gguf_config(metadata, reader, path) | json.loads(files['generation_config.json'])
   files['config.json'] = json.dumps(values, indent=2).encode()
   try:
-    with replacing(made, shared=True) as unfinished:
+    with replacing(folder, shared=True) as unfinished:
       unfinished.mkdir()
       for name, content in files.items():
         (unfinished / name).write_bytes(content)
@@ -214,7 +217,7 @@ def gguf_folder(path: str) -> str:
       f'{path}: its config.json and tokenizer cannot be written to {cache} ({error}). Set '
       'HF_HOME to a different folder.'
     ) from error
-  return str(made)
+  return str(folder)
 
 
 def gguf_config(metadata: Mapping[str, Any], reader: Any, path: str) -> dict[str, Any]:
@@ -230,13 +233,13 @@ def gguf_config(metadata: Mapping[str, Any], reader: Any, path: str) -> dict[str
       f'{", ".join(_FAMILIES)}.'
     )
   prefix = f'{family}.'
-  own = {key.removeprefix(prefix): metadata[key] for key in metadata if key.startswith(prefix)}
-  _check_description(own, family, path)
+  fields = {key.removeprefix(prefix): metadata[key] for key in metadata if key.startswith(prefix)}
+  _check_description(fields, family, path)
   tensors = {tensor.name: tensor for tensor in reader.tensors}
   if 'token_embd.weight' not in tensors:
     raise InputError(f'{path}: no tensor token_embd.weight. The file must contain a full model.')
   values = {
-    name: _shortest(own[key]) for key, name in (_REQUIRED | _OPTIONAL).items() if key in own
+    name: _shortest(fields[key]) for key, name in (_REQUIRED | _OPTIONAL).items() if key in fields
   }
   values = {
     'architectures': [_FAMILIES[family]],
@@ -251,23 +254,26 @@ def gguf_config(metadata: Mapping[str, Any], reader: Any, path: str) -> dict[str
     **values,
   }
   for key in _HEAD_SIZES:
-    if own.get(key, values['head_dim']) != values['head_dim']:
+    if fields.get(key, values['head_dim']) != values['head_dim']:
       raise InputError(
-        f'{path}: {family}.{key}={own[key]} must be the head size, {values["head_dim"]}, because '
-        'this decoder uses one head size for queries and values and applies RoPE to the full head.'
+        f'{path}: {family}.{key}={fields[key]} must be the head size, {values["head_dim"]}, '
+        'because this decoder uses one head size for queries and values and applies RoPE to the '
+        'full head.'
       )
   factors = tensors.get(ROPE_FACTORS)
-  values['rope_scaling'] = _rope_scaling(own) if factors is None else _llama3(values, factors, path)
+  values['rope_scaling'] = (
+    _rope_scaling(fields) if factors is None else _llama3(values, factors, path)
+  )
   architecture.parse(values, path, 'float32')  # raises an InputError that names this file
   return values
 
 
-def _check_description(own: Mapping[str, Any], family: str, path: str) -> None:
+def _check_description(fields: Mapping[str, Any], family: str, path: str) -> None:
   """Raise InputError if the family's metadata lacks a key or contains an unsupported one."""
   for key in _REQUIRED:
-    if key not in own:
+    if key not in fields:
       raise InputError(f"{path}: no {family}.{key}, which determines the model's shape.")
-  for key, value in own.items():
+  for key, value in fields.items():
     if key in (*_REQUIRED, *_OPTIONAL) and not isinstance(value, int | float):
       raise InputError(f'{path}: {family}.{key}={value} must be a single number for all layers.')
     if value and key not in (*_REQUIRED, *_OPTIONAL, *_HEAD_SIZES, *_IGNORED):
@@ -282,22 +288,22 @@ def _shortest(value: float) -> float:
   return float(str(np.float32(value))) if isinstance(value, float) else value
 
 
-def _rope_scaling(own: Mapping[str, Any]) -> dict[str, Any] | None:
-  kind = own.get('rope.scaling.type', 'none')
+def _rope_scaling(fields: Mapping[str, Any]) -> dict[str, Any] | None:
+  kind = fields.get('rope.scaling.type', 'none')
   if kind == 'none':
     return None
-  return {'rope_type': kind, 'factor': _shortest(own.get('rope.scaling.factor', 1.0))}
+  return {'rope_type': kind, 'factor': _shortest(fields.get('rope.scaling.factor', 1.0))}
 
 
 def _llama3(values: Mapping[str, Any], factors: Any, path: str) -> dict[str, Any]:
   """Recover Llama 3's rotary scaling from `factors`, by which wavelengths are multiplied."""
-  given_P = np.asarray(factors.data, np.float32)
-  factor = _shortest(float(given_P.max()))
+  factor_P = np.asarray(factors.data, np.float32)
+  factor = _shortest(float(factor_P.max()))
   theta, head_size = values['rope_theta'], values['head_dim']
-  scaled = rotary.RopeConfig(theta, 'llama3', factor, *_LLAMA3.values())
+  scaled_rope = rotary.RopeConfig(theta, 'llama3', factor, *_LLAMA3.values())
   plain_P = rotary.frequencies(rotary.RopeConfig(theta), head_size)
-  expected_P = plain_P / rotary.frequencies(scaled, head_size)
-  if given_P.shape != expected_P.shape or not np.allclose(given_P, expected_P, rtol=1e-4):
+  expected_P = plain_P / rotary.frequencies(scaled_rope, head_size)
+  if factor_P.shape != expected_P.shape or not np.allclose(factor_P, expected_P, rtol=1e-4):
     raise InputError(
       f"{path}: {ROPE_FACTORS} does not match Llama 3's rotary scaling with factor {factor}. No "
       'other scaling is supported.'

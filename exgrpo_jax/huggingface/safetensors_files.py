@@ -34,30 +34,30 @@ def locate(folder: epath.Path, tensors: Mapping[str, Tensor]) -> dict[str, str]:
 
   Raises InputError if a file or tensor is missing, or any other tensor is unexpected.
   """
-  path, listed = list_tensors(folder)
-  files = {name: file for full, file in listed.items() if (name := text_name(full))}
+  path, listing = list_tensors(folder)
+  files = {name: file for full_name, file in listing.items() if (name := text_name(full_name))}
   check_names(path, files, tensors, 'config.json')
   return files
 
 
 def check_names(
-  path: epath.PathLike, found: Collection[str], tensors: Mapping[str, Tensor], described_by: str
+  path: epath.PathLike, names: Collection[str], tensors: Mapping[str, Tensor], source: str
 ) -> None:
-  """Raise InputError unless the tensors `found` are exactly the required `tensors`.
+  """Raise InputError unless the tensors `names` are exactly the required `tensors`.
 
   Derived rotary frequencies are allowed too.
   """
-  missing = [name for name in tensors if name not in found]
-  unexpected = [name for name in found if name not in tensors and not name.endswith(_DERIVED)]
+  missing = [name for name in tensors if name not in names]
+  unexpected = [name for name in names if name not in tensors and not name.endswith(_DERIVED)]
   if missing:
     shape = list(tensors[missing[0]].shape)
     raise InputError(
-      f'{path}: tensor {missing[0]} is missing, but {described_by} requires it with shape '
+      f'{path}: tensor {missing[0]} is missing, but {source} requires it with shape '
       f'{shape}{_and_more(missing)}.'
     )
   if unexpected:
     raise InputError(
-      f'{path}: tensor {unexpected[0]} is unexpected because {described_by} does not require it'
+      f'{path}: tensor {unexpected[0]} is unexpected because {source} does not require it'
       f'{_and_more(unexpected)}.'
     )
 
@@ -107,9 +107,11 @@ def open_checked(path: epath.Path, tensors: Mapping[str, Tensor]) -> Iterator[di
   """
   with _local_copy(path) as local:
     with _open(local, path) as reader:
-      stored = {name: full for full in list(reader.keys()) if (name := text_name(full))}
-      _check(reader, stored, path, tensors)
-    yield {name: Slice(local, stored[name]) for name in tensors}
+      full_names = {
+        name: full_name for full_name in list(reader.keys()) if (name := text_name(full_name))
+      }
+      _check(reader, full_names, path, tensors)
+    yield {name: Slice(local, full_names[name]) for name in tensors}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -160,16 +162,16 @@ def _check(
   """
   check_names(path, names, tensors, f'the list for this file in {_INDEX}')
   for name, tensor in tensors.items():
-    expected = list(tensor.shape)
-    stored = reader.get_slice(names[name])
-    if stored.get_shape() != expected:
+    shape = list(tensor.shape)
+    tensor_slice = reader.get_slice(names[name])
+    if tensor_slice.get_shape() != shape:
       raise InputError(
-        f'{path}: tensor {name} has shape {stored.get_shape()}, but config.json requires '
-        f'{expected}. Use the config.json that belongs to this checkpoint.'
+        f'{path}: tensor {name} has shape {tensor_slice.get_shape()}, but config.json requires '
+        f'{shape}. Use the config.json that belongs to this checkpoint.'
       )
-    if stored.get_dtype() not in _DTYPES:
+    if tensor_slice.get_dtype() not in _DTYPES:
       raise InputError(
-        f'{path}: tensor {name} has dtype {stored.get_dtype()}. It must be one of '
+        f'{path}: tensor {name} has dtype {tensor_slice.get_dtype()}. It must be one of '
         f'{", ".join(_DTYPES)} because quantized weights are not supported.'
       )
 

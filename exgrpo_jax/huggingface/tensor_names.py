@@ -85,12 +85,12 @@ def _layer_tensors(config: model.ShapeConfig, prefix: str) -> dict[tuple[ParamPa
     layout['attention', 'out_bias_D'] = _vector(f'{attention}.o_proj.bias', D)
   if config.query_key_norm:
     sizes = (query, kv) if config.norm_all_heads else (H, H)
-    for (name, own), size in zip([('q_norm', 'query_norm'), ('k_norm', 'key_norm')], sizes):
-      layout['attention', own, 'scale'] = _vector(f'{attention}.{name}.weight', size)
-  whole: dict[tuple[ParamPath, Index], Tensor] = {
+    for (name, norm), size in zip([('q_norm', 'query_norm'), ('k_norm', 'key_norm')], sizes):
+      layout['attention', norm, 'scale'] = _vector(f'{attention}.{name}.weight', size)
+  tensors: dict[tuple[ParamPath, Index], Tensor] = {
     (path, ()): tensor for path, tensor in layout.items()
   }
-  return whole | _mlp_tensors(config, f'{prefix}.mlp')
+  return tensors | _mlp_tensors(config, f'{prefix}.mlp')
 
 
 def _mlp_tensors(config: model.ShapeConfig, prefix: str) -> dict[tuple[ParamPath, Index], Tensor]:

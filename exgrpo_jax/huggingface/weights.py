@@ -62,7 +62,7 @@ def load(
       continue
     if path not in leaves:
       leaves[path] = jnp.zeros(like.shape, like.dtype, device=like.sharding)
-    leaves[path] = _set(leaves[path], _read(reader, tensor, _one_of(like, index)), index)
+    leaves[path] = _set(leaves[path], _read(reader, tensor, _entry_struct(like, index)), index)
   # Compare only vectors. No host reads full matrices, and vectors also differ between checkpoints.
   hosts.check_same(str(folder), 'the weights', lambda: b''.join(vectors))
   return traverse_util.unflatten_dict(leaves)
@@ -86,23 +86,23 @@ def _slices(
     return
   files = safetensors_files.locate(folder, tensors)
   for file in sorted(set(files.values())):
-    in_file = {name: tensor for name, tensor in tensors.items() if files[name] == file}
-    with safetensors_files.open_checked(folder / file, in_file) as slices:
+    file_tensors = {name: tensor for name, tensor in tensors.items() if files[name] == file}
+    with safetensors_files.open_checked(folder / file, file_tensors) as slices:
       yield from sorted(slices.items(), key=size, reverse=True)
 
 
-def _one_of(stack: jax.ShapeDtypeStruct, index: Index) -> jax.ShapeDtypeStruct:
+def _entry_struct(stack: jax.ShapeDtypeStruct, index: Index) -> jax.ShapeDtypeStruct:
   """Return the shape, dtype and sharding of a stack's entry at `index`."""
   sharding = stack.sharding
   assert isinstance(sharding, NamedSharding), sharding
-  of_one = NamedSharding(sharding.mesh, PartitionSpec(*sharding.spec[len(index) :]))
-  return jax.ShapeDtypeStruct(stack.shape[len(index) :], stack.dtype, sharding=of_one)
+  entry_sharding = NamedSharding(sharding.mesh, PartitionSpec(*sharding.spec[len(index) :]))
+  return jax.ShapeDtypeStruct(stack.shape[len(index) :], stack.dtype, sharding=entry_sharding)
 
 
 @functools.partial(jax.jit, donate_argnums=0)
 def _set(stack: jax.Array, value: jax.Array, index: Index) -> jax.Array:
-  whole = (*index, *(0,) * value.ndim)
-  return jax.lax.dynamic_update_slice(stack, value[(None,) * len(index)], whole)
+  start_indices = (*index, *(0,) * value.ndim)
+  return jax.lax.dynamic_update_slice(stack, value[(None,) * len(index)], start_indices)
 
 
 def _read(reader: Any, tensor: Tensor, like: jax.ShapeDtypeStruct) -> jax.Array:
@@ -211,7 +211,7 @@ def gathered(
 ) -> np.ndarray:
   """Gather a whole tensor on this host, in the file's layout. This is a collective operation."""
   weight: Any = functools.reduce(operator.getitem, path, params)
-  param = (_merged(weight, index) if index else weight).astype(dtype)
+  param = (_merged_entry(weight, index) if index else weight).astype(dtype)
   array = np.asarray(
     param if param.is_fully_addressable else multihost_utils.process_allgather(param, tiled=True)
   )
@@ -222,7 +222,7 @@ def gathered(
 
 
 @jax.jit
-def _merged(stack: lora.Weight, index: Index) -> jax.Array:
+def _merged_entry(stack: lora.Weight, index: Index) -> jax.Array:
   return lora.merged(jax.tree.map(lambda leaf: leaf[index], stack))
 
 
