@@ -15,11 +15,11 @@ from typing import NamedTuple
 
 class _Work(NamedTuple):
   say: Callable[[], str]
-  since: float
+  start: float  # time.monotonic()
 
 
 _current: list[_Work] = []  # nested blocks of the main thread, outermost first
-_compiled: list[tuple[_Work, str]] = []  # the program being compiled, with its enclosing block
+_programs: list[tuple[_Work, str]] = []  # the program being compiled, with its enclosing block
 
 
 @contextlib.contextmanager
@@ -42,7 +42,7 @@ def compiling(program: str) -> None:
   other threads are ignored.
   """
   if threading.current_thread() is threading.main_thread():
-    _compiled[:] = [(work, program) for work in _current[-1:] if program]
+    _programs[:] = [(work, program) for work in _current[-1:] if program]
 
 
 def now() -> str:
@@ -51,12 +51,12 @@ def now() -> str:
   For example 'step 3 of 200: generate, 12 of 256 responses, 9,216 tokens (0:00:24)'.
   """
   current = tuple(_current)
-  said = [text for work in current if (text := work.say())]
-  if not said:
+  texts = [text for work in current if (text := work.say())]
+  if not texts:
     return ''
-  said += [f'compiling {program}' for work, program in tuple(_compiled) if work is current[-1]]
-  elapsed = datetime.timedelta(seconds=round(time.monotonic() - current[-1].since))
-  return ': '.join(filter(None, (said[0], ', '.join(said[1:])))) + f' ({elapsed})'
+  texts += [f'compiling {program}' for work, program in tuple(_programs) if work is current[-1]]
+  elapsed = datetime.timedelta(seconds=round(time.monotonic() - current[-1].start))
+  return ': '.join(filter(None, (texts[0], ', '.join(texts[1:])))) + f' ({elapsed})'
 
 
 # ---- Progress lines while data is prepared ----
@@ -71,12 +71,12 @@ def reporter(line: Callable[[int], str]) -> Callable[[int], None]:
   It prints to the current standard output, even if standard output is later redirected to discard
   TFDS's messages.
   """
-  out, printed = sys.stdout, time.monotonic()
+  out, print_time = sys.stdout, time.monotonic()
 
-  def report(done: int) -> None:
-    nonlocal printed
-    if time.monotonic() - printed > LINE_SECONDS:
-      printed = time.monotonic()
-      print(line(done), file=out, flush=True)
+  def report(count: int) -> None:
+    nonlocal print_time
+    if time.monotonic() - print_time > LINE_SECONDS:
+      print_time = time.monotonic()
+      print(line(count), file=out, flush=True)
 
   return report

@@ -38,17 +38,17 @@ class Clock:
 
   def __init__(self) -> None:
     self._steps: list[float] = []  # seconds of each finished step
-    self._finished: concurrent.futures.Future[float] | None = None  # when the device finishes
+    self._ready_time: concurrent.futures.Future[float] | None = None  # when the device finishes
     self._begin()
 
   def restart(self) -> None:
     """End a step and start the next."""
-    self._steps.append(time.monotonic() - self._started)
+    self._steps.append(time.monotonic() - self._start)
     self._begin()
 
   def _begin(self) -> None:
-    self._started = time.monotonic()
-    self._phase = ('', self._started)  # current phase and its start time
+    self._start = time.monotonic()
+    self._phase = ('', self._start)  # current phase and its start time
     self._phases: dict[str, float] = {}
     self._device_waited = 0.0
 
@@ -72,27 +72,27 @@ class Clock:
       return time.monotonic()
 
     pool = concurrent.futures.ThreadPoolExecutor(1)
-    self._finished = pool.submit(wait)
+    self._ready_time = pool.submit(wait)
     pool.shutdown(wait=False)
 
   def await_device(self) -> None:
     """Wait for the dispatched values; the time since they became ready counts as idle."""
-    assert self._finished is not None, 'nothing was dispatched'
-    finished = self._finished.result()
-    self._device_waited += max(0.0, time.monotonic() - finished)
+    assert self._ready_time is not None, 'nothing was dispatched'
+    ready_time = self._ready_time.result()
+    self._device_waited += max(0.0, time.monotonic() - ready_time)
 
   def seconds(self) -> dict[str, float]:
     """Return 'time/{phase}', 'time/device_wait' and 'time/step', in seconds."""
     return {f'time/{phase}': seconds for phase, seconds in self._phases.items()} | {
       'time/device_wait': self._device_waited,
-      'time/step': time.monotonic() - self._started,
+      'time/step': time.monotonic() - self._start,
     }
 
   def now(self) -> Now:
     """Return the current reading. Any thread may call this."""
-    (phase, since), moment = self._phase, time.monotonic()
+    (phase, phase_start), moment = self._phase, time.monotonic()
     median = statistics.median(self._steps) if len(self._steps) >= MEDIAN_STEPS else float('inf')
-    return Now(len(self._steps), moment - self._started, phase, moment - since, median)
+    return Now(len(self._steps), moment - self._start, phase, moment - phase_start, median)
 
 
 class Pace:
@@ -102,10 +102,10 @@ class Pace:
   """
 
   def __init__(
-    self, compiled: compilations.Counter, records: Iterable[Mapping[str, float]] = ()
+    self, counter: compilations.Counter, records: Iterable[Mapping[str, float]] = ()
   ) -> None:
     """Start with the evaluation times in `records`, the past metrics of a resumed run."""
-    self._compiled = compiled
+    self._counter = counter
     seconds = (
       record['time/evaluate'] + record.get('time/export', 0.0)
       for record in records
@@ -116,24 +116,24 @@ class Pace:
     self._begin()
 
   def _begin(self) -> None:
-    self._started, self._programs = time.monotonic(), self._compiled.count
-    self._apart = 0.0  # seconds spent on evaluations within the step
+    self._start, self._programs = time.monotonic(), self._counter.count
+    self._evaluation_seconds = 0.0  # seconds spent on evaluations within the step
 
   @contextlib.contextmanager
   def evaluation(self) -> Iterator[None]:
     """Time a block as an evaluation, and exclude it from the step's time."""
-    started, compiling = time.monotonic(), self._compiled.seconds
-    programs = self._compiled.count
+    start, compile_seconds = time.monotonic(), self._counter.seconds
+    programs = self._counter.count
     yield
-    seconds = time.monotonic() - started
-    self._evaluations.append(max(0.0, seconds - (self._compiled.seconds - compiling)))
-    self._apart += seconds
-    self._programs += self._compiled.count - programs
+    seconds = time.monotonic() - start
+    self._evaluations.append(max(0.0, seconds - (self._counter.seconds - compile_seconds)))
+    self._evaluation_seconds += seconds
+    self._programs += self._counter.count - programs
 
   def finish_step(self) -> None:
     """End a step and start the next."""
-    if self._compiled.count == self._programs:
-      self._steps.append(time.monotonic() - self._started - self._apart)
+    if self._counter.count == self._programs:
+      self._steps.append(time.monotonic() - self._start - self._evaluation_seconds)
     self._begin()
 
   def seconds_left(self, steps: int, evaluations: int) -> float | None:
@@ -142,8 +142,8 @@ class Pace:
       return 0.0
     if not self._steps or (evaluations and not self._evaluations):
       return None
-    left = steps * statistics.median(self._steps)
-    return left + (evaluations * statistics.median(self._evaluations) if evaluations else 0.0)
+    seconds = steps * statistics.median(self._steps)
+    return seconds + (evaluations * statistics.median(self._evaluations) if evaluations else 0.0)
 
 
 @contextlib.contextmanager
@@ -154,19 +154,19 @@ def watched() -> Iterator[Clock]:
   again whenever its time doubles. A host that waits for another host or a file system looks the
   same as a busy host. Every host reports its own phase, so look for the host in a different phase.
   """
-  clock, over = Clock(), threading.Event()
-  thread = threading.Thread(target=_watch, args=(clock, over), daemon=True)
+  clock, stop = Clock(), threading.Event()
+  thread = threading.Thread(target=_watch, args=(clock, stop), daemon=True)
   thread.start()
   try:
     yield clock
   finally:
-    over.set()
+    stop.set()
     thread.join()
 
 
-def _watch(clock: Clock, over: threading.Event) -> None:
+def _watch(clock: Clock, stop: threading.Event) -> None:
   step, limit = None, 0.0
-  while not over.wait(LEAST_SECONDS / 100):
+  while not stop.wait(LEAST_SECONDS / 100):
     now = clock.now()
     if now.step != step:
       step, limit = now.step, max(FACTOR * now.median_seconds, LEAST_SECONDS)
@@ -182,15 +182,15 @@ def _watch(clock: Clock, over: threading.Event) -> None:
       )
 
 
-def traced(steps: Iterable[int], chosen: Collection[int], workdir: str) -> Iterator[int]:
-  """Yield `steps`; JAX's profiler traces the `chosen` steps into workdir/traces/step_…/.
+def traced(steps: Iterable[int], traced_steps: Collection[int], workdir: str) -> Iterator[int]:
+  """Yield `steps`; JAX's profiler traces the `traced_steps` into workdir/traces/step_…/.
 
   A trace is a timeline of device and host activity, with steps and phases marked. Open the folder
   in TensorBoard (pip install xprof), or open its *.trace.json.gz at ui.perfetto.dev. A trace ends
   when the caller requests the next step.
   """
   for step in steps:
-    if step not in chosen:
+    if step not in traced_steps:
       yield step
       continue
     folder = os.path.join(workdir, 'traces', f'step_{step:06d}')

@@ -96,12 +96,12 @@ class Counter:
     return {'perf/compilations': float(self.count), 'time/compile_total': self.seconds}
 
   def __str__(self) -> str:
-    def listed(counts: collections.Counter[str]) -> str:
+    def describe(counts: collections.Counter[str]) -> str:
       return ', '.join(name if n == 1 else f'{name} {n}' for name, n in counts.items() if n)
 
     programs = f'{errors.counted(self.count, "program")} in {self.seconds:.0f} s'
-    not_cached = listed(self.not_cached) or 'none'
-    return f'{programs}: {listed(self.names)}; not in the compilation cache: {not_cached}'
+    not_cached = describe(self.not_cached) or 'none'
+    return f'{programs}: {describe(self.names)}; not in the compilation cache: {not_cached}'
 
 
 @contextlib.contextmanager

@@ -46,7 +46,7 @@ def opened(path: str = '', silence: float = SILENCE) -> Iterator[None]:
   if not hosts.is_first():
     yield
     return
-  over = threading.Event()
+  stop = threading.Event()
   with (
     open(path or os.devnull, 'ab', buffering=0) as file,
     compilations.shown(),
@@ -56,13 +56,13 @@ def opened(path: str = '', silence: float = SILENCE) -> Iterator[None]:
     moment = datetime.datetime.now().astimezone().isoformat(sep=' ', timespec='seconds')
     log.write(f'---- {moment}  {shlex.join(sys.orig_argv)}')
     thread = threading.Thread(
-      target=_break_silence, args=(over, log, silence, is_live), daemon=True
+      target=_break_silence, args=(stop, log, silence, is_live), daemon=True
     )
     thread.start()
     try:
       with (
-        contextlib.redirect_stdout(cast(IO[str], _Kept(sys.stdout, log))),
-        contextlib.redirect_stderr(cast(IO[str], _Kept(sys.stderr, log))),
+        contextlib.redirect_stdout(cast(IO[str], _LoggedStream(sys.stdout, log))),
+        contextlib.redirect_stderr(cast(IO[str], _LoggedStream(sys.stderr, log))),
         _logging_to_stderr(),
       ):
         yield
@@ -73,7 +73,7 @@ def opened(path: str = '', silence: float = SILENCE) -> Iterator[None]:
       log.write(traceback.format_exc().rstrip())
       raise
     finally:
-      over.set()
+      stop.set()
       thread.join()
 
 
@@ -92,7 +92,7 @@ def to_copy(words: Sequence[str], workdir: str = '') -> str:
   settings (--config.…) are unchanged, because an absolute path would count as a changed setting
   when the run resumes. `workdir` replaces the value of --workdir.
   """
-  written: list[str] = []
+  copied_words: list[str] = []
   flag = ''
   for index, word in enumerate(words):
     is_path = (os.sep in word or word.endswith('.py')) and not word.startswith('-')
@@ -109,8 +109,8 @@ def to_copy(words: Sequence[str], workdir: str = '') -> str:
     is_file = _FILE.fullmatch(name) and (os.sep in value or '.py' in value)
     if equals and '://' not in value and (_FOLDER.fullmatch(name) or is_file):
       value = os.path.abspath(os.path.expanduser(value))
-    written.append(name + equals + value)
-  return shlex.join(written + [flag] * bool(flag))
+    copied_words.append(name + equals + value)
+  return shlex.join(copied_words + [flag] * bool(flag))
 
 
 class _Log:
@@ -128,7 +128,7 @@ class _Log:
       self._file.write(f'{text}\n'.encode(errors='backslashreplace'))
 
 
-class _Kept:
+class _LoggedStream:
   """A stream that also copies its lines to the log."""
 
   def __init__(self, stream: IO[str], log: _Log) -> None:
@@ -157,11 +157,11 @@ class _Terminal(rich.console.Console):
 def _logging_to_stderr() -> Iterator[None]:
   """Send library logs to the current standard error, not to the one in use at import time."""
   handler = logging.get_absl_handler().python_handler
-  before = handler.setStream(sys.stderr)
+  old_stream = handler.setStream(sys.stderr)
   try:
     yield
   finally:
-    handler.setStream(before)
+    handler.setStream(old_stream)
 
 
 @contextlib.contextmanager
@@ -183,15 +183,15 @@ def _live_line() -> Iterator[bool]:
     yield True
 
 
-def _break_silence(over: threading.Event, log: _Log, silence: float, is_live: bool) -> None:
-  while not over.wait(silence / 60):
-    doing = activity.now()
-    if not doing or time.monotonic() - log.last < silence:
+def _break_silence(stop: threading.Event, log: _Log, silence: float, is_live: bool) -> None:
+  while not stop.wait(silence / 60):
+    status = activity.now()
+    if not status or time.monotonic() - log.last < silence:
       continue
     if is_live:  # the terminal shows it already, but the file must also show that the run is alive
-      log.write(f'... {doing}')
+      log.write(f'... {status}')
       continue
     try:
-      print(f'... {doing}', flush=True)
+      print(f'... {status}', flush=True)
     except OSError:  # the reader of the pipe is gone
       return

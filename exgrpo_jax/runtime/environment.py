@@ -70,11 +70,11 @@ def describe(first_step: int) -> dict[str, Any]:
 
 def versions() -> dict[str, str]:
   """Return package name -> version, for this package and the installed packages it uses."""
-  found = {'exgrpo_jax': __version__}
+  packages = {'exgrpo_jax': __version__}
   for name in _PACKAGES:
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-      found[name] = importlib.metadata.version(name)
-  return found
+      packages[name] = importlib.metadata.version(name)
+  return packages
 
 
 def peak_memory() -> dict[str, float]:
@@ -83,10 +83,10 @@ def peak_memory() -> dict[str, float]:
   CPU devices do not report a peak, so on a CPU only the process's peak is returned.
   """
   units = 2**30 if sys.platform == 'darwin' else 2**20  # macOS reports bytes, other systems KiB
-  found = {'memory/host_peak': resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / units}
+  metrics = {'memory/host_peak': resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / units}
   all_stats = [device.memory_stats() or {} for device in jax.local_devices()]
   peaks = [stats['peak_bytes_in_use'] for stats in all_stats if 'peak_bytes_in_use' in stats]
-  return found | ({'memory/device_peak': max(peaks) / 2**30} if peaks else {})
+  return metrics | ({'memory/device_peak': max(peaks) / 2**30} if peaks else {})
 
 
 def _commit(folder: pathlib.Path) -> dict[str, Any] | None:

@@ -103,7 +103,7 @@ def _join(meeting: Meeting) -> None:
 
 def _connect(meeting: Meeting) -> None:
   """Call `jax.distributed.initialize`. Raises TimeoutError before XLA aborts the process."""
-  raised: list[Exception] = []
+  errors: list[Exception] = []
 
   def initialize() -> None:
     try:
@@ -114,15 +114,15 @@ def _connect(meeting: Meeting) -> None:
         heartbeat_timeout_seconds=HEARTBEAT_SECONDS,
       )
     except Exception as error:
-      raised.append(error)
+      errors.append(error)
 
   thread = threading.Thread(target=initialize, daemon=True)
   thread.start()
   thread.join(_MEETING_SECONDS)
   if thread.is_alive():
     raise TimeoutError(f'some hosts are still missing after {_MEETING_SECONDS} s')
-  if raised:
-    raise raised[0]
+  if errors:
+    raise errors[0]
 
 
 def _check(meeting: Meeting) -> None:
@@ -233,17 +233,17 @@ def refusing_together(*kinds: type[Exception]) -> Iterator[None]:
 
   An InputError takes precedence over other errors. All hosts must enter the block.
   """
-  error, own, kinds = None, None, (InputError, *kinds)
+  error, report, kinds = None, None, (InputError, *kinds)
   try:
     yield
   except kinds as caught:
     error = caught
     status = [error.status] if isinstance(error, InputError) else []
-    own = [[isinstance(error, kind) for kind in kinds].index(True), str(error), *status]
-  reported = all_gather(own)
-  if raised := [[one[0], number, *one[1:]] for number, one in enumerate(reported) if one]:
-    kind, number, message, *status = min(raised)
-    where = f'on host {number}: ' * (None in reported)
+    report = [[isinstance(error, kind) for kind in kinds].index(True), str(error), *status]
+  reports = all_gather(report)
+  if failures := [[each[0], number, *each[1:]] for number, each in enumerate(reports) if each]:
+    kind, number, message, *status = min(failures)
+    where = f'on host {number}: ' * (None in reports)
     raise kinds[kind](where + message, *status) from error
 
 

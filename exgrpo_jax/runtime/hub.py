@@ -89,12 +89,12 @@ def recall(workdir: str) -> None:
 @contextlib.contextmanager
 def as_in(workdir: str) -> Iterator[None]:
   """Resolve names to another run's commits during the block."""
-  kept = dict(_recorded), dict(_commits)
+  old_contents = dict(_recorded), dict(_commits)
   recall(workdir)
   try:
     yield
   finally:
-    for registry, content in zip((_recorded, _commits), kept):
+    for registry, content in zip((_recorded, _commits), old_contents):
       registry.clear()
       registry.update(content)
 
@@ -114,8 +114,8 @@ def pinned(repository: Repository) -> Repository:
   if repository.key not in _commits:
     commit, origin = _recorded.get(repository.key), f', from {FILE}'
     if not commit:
-      first = hosts.is_first() and os.path.basename(fetch(repository, DESCRIPTION))
-      commit, origin = hosts.broadcast_from_first(first), ''
+      fetched_commit = hosts.is_first() and os.path.basename(fetch(repository, DESCRIPTION))
+      commit, origin = hosts.broadcast_from_first(fetched_commit), ''
     _commits[repository.key] = commit
     print(f'{repository.kind} {repository}: commit {commit}{origin}', flush=True)
   return as_known(repository)
@@ -220,7 +220,7 @@ def check_push(name: str, public: bool) -> None:
   with _push_refusals(name):
     api = huggingface_hub.HfApi()
     try:
-      found = api.model_info(name)
+      info = api.model_info(name)
     except errors.RepositoryNotFoundError:
       user = api.whoami()
       owners = [user['name'], *(group['name'] for group in user.get('orgs', ()))]
@@ -230,20 +230,22 @@ def check_push(name: str, public: bool) -> None:
         problem = f'your token may not write to {owner}. Choose one of: {", ".join(owners)}.'
     else:
       api.auth_check(name, write=True)
-      if found.private == public:
-        is_, change = ('private', 'Remove --public') if public else ('public', 'Add --public')
-        problem = f'this repository already exists and is {is_}. {change}, or choose another name.'
+      if info.private == public:
+        state, change = ('private', 'Remove --public') if public else ('public', 'Add --public')
+        problem = (
+          f'this repository already exists and is {state}. {change}, or choose another name.'
+        )
   if problem:
     raise InputError(f'--push={name}: {problem}')
 
 
 def publish(
-  files: Mapping[str, str | bytes], name: str, public: bool, replaced: Sequence[str]
+  files: Mapping[str, str | bytes], name: str, public: bool, patterns: Sequence[str]
 ) -> str:
   """Upload files to a model repository, in one commit; return the URL of its page.
 
   `files` maps names to local paths or contents. Creates the repository if it is missing. Deletes
-  its other top-level files that match the patterns `replaced`; otherwise users could load the
+  its other top-level files that match any of the `patterns`; otherwise users could load the
   weights of an earlier upload. Raises InputError if the upload fails.
   """
   if not sys.stderr.isatty():
@@ -254,7 +256,7 @@ def publish(
     stale = [
       file
       for file in api.list_repo_files(name)
-      if file not in files and '/' not in file and any(fnmatch.fnmatch(file, p) for p in replaced)
+      if file not in files and '/' not in file and any(fnmatch.fnmatch(file, p) for p in patterns)
     ]
     # Not upload_folder, which splits a long upload into several commits.
     operations = [
@@ -280,8 +282,8 @@ def _push_refusals(name: str) -> Iterator[None]:
     why = f'the request to {constants.ENDPOINT} failed ({reason}). Try again later.'
     code = error.response.status_code if isinstance(error, errors.HfHubHTTPError) else 0
     if code in (401, 403, 404):
-      refused = 'was not accepted' if code == 401 else 'may not write to this repository'
-      why, status = f'your token {refused}. {_LOGIN}', 2
+      refusal = 'was not accepted' if code == 401 else 'may not write to this repository'
+      why, status = f'your token {refusal}. {_LOGIN}', 2
     raise InputError(f'--push={name}: nothing was published, because {why}', status) from error
 
 

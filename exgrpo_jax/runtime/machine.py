@@ -90,8 +90,8 @@ def host_memory() -> int:
 def nvidia_driver() -> str:
   """Return the version of NVIDIA's kernel module, such as '550.54.15', or '' if not found."""
   text = _NVIDIA.read_text() if _NVIDIA.exists() else ''
-  found = re.search(r'Kernel Module.*?(\d+\.[\d.]+)', text)
-  return found[1] if found else ''
+  match = re.search(r'Kernel Module.*?(\d+\.[\d.]+)', text)
+  return match[1] if match else ''
 
 
 def keep_pages() -> None:

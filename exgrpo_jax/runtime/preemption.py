@@ -29,15 +29,15 @@ def listening() -> Iterator[Callable[[], str]]:
   ends the process immediately, even while Python cannot run signal handlers (during compilation
   or while waiting for the device).
   """
-  received: list[str] = []
+  signal_names: list[str] = []
 
   def handle(number: int, _: types.FrameType | None) -> None:
-    received.append(signal.Signals(number).name)
+    signal_names.append(signal.Signals(number).name)
 
   reader, writer = socket.socketpair()
   writer.setblocking(False)
   thread = threading.Thread(target=_answer, args=(reader,), daemon=True)
-  before = {
+  old_handlers = {
     number: signal.signal(number, handle)
     for number in _SIGNALS
     if signal.getsignal(number) is not signal.SIG_IGN
@@ -45,10 +45,10 @@ def listening() -> Iterator[Callable[[], str]]:
   file = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
   thread.start()
   try:
-    yield lambda: next(filter(None, hosts.all_gather(''.join(received[:1]))), '')
+    yield lambda: next(filter(None, hosts.all_gather(''.join(signal_names[:1]))), '')
   finally:
     signal.set_wakeup_fd(file)
-    for number, handler in before.items():
+    for number, handler in old_handlers.items():
       signal.signal(number, handler)
     writer.close()  # this ends the thread
     thread.join()

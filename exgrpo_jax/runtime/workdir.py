@@ -58,13 +58,13 @@ def folder_held(folder: str, name: str, refusal: str) -> Iterator[int]:
 
 
 @contextlib.contextmanager
-def in_turn_of(folder: str, name: str, waiting: str) -> Iterator[None]:
-  """Lock like `folder_held`, but print `waiting` and wait while another process holds the lock."""
+def in_turn_of(folder: str, name: str, message: str) -> Iterator[None]:
+  """Lock like `folder_held`, but print `message` and wait while another process holds the lock."""
   os.makedirs(folder, exist_ok=True)
   with open(os.path.join(folder, name), 'ab', buffering=0) as file:
     if not _lock(file):
-      print(waiting, flush=True)
-      with activity.doing(waiting):
+      print(message, flush=True)
+      with activity.doing(message):
         _lock(file, wait=True)
     yield
 
@@ -75,12 +75,12 @@ def _take(file: BinaryIO, refusal: str) -> None:
   while not _lock(file):
     file.seek(0)
     machine, _, owner = file.read().decode(errors='replace').partition(' ')
-    taken = f'The lock was taken by {owner or "another process just now"}'
+    reason = f'The lock was taken by {owner or "another process just now"}'
     if machine in ('', _machine()) or time.monotonic() >= deadline:
-      raise InputError(f'{refusal} {taken}.')
+      raise InputError(f'{refusal} {reason}.')
     if not is_waiting:
       is_waiting = True
-      print(f'{file.name}: {taken}. Waiting up to {LEASE_SECONDS:.0f} s.', flush=True)
+      print(f'{file.name}: {reason}. Waiting up to {LEASE_SECONDS:.0f} s.', flush=True)
     time.sleep(_POLL_SECONDS)
 
 
@@ -207,11 +207,11 @@ def check_entries(workdir: str) -> None:
     (_FILES, os.path.isdir, 'a file', 'folder'),
     (_FOLDERS, os.path.isfile, 'a folder', 'file'),
   )
-  for names, is_wrong, needed, found in kinds:
+  for names, is_wrong, kind, actual in kinds:
     for path in (os.path.join(workdir, name) for name in names):
       if is_wrong(path):
         raise InputError(
-          f'{path}: a run needs {needed} here, but this is a {found}. Move or rename the {found}.'
+          f'{path}: a run needs {kind} here, but this is a {actual}. Move or rename the {actual}.'
         )
 
 
@@ -249,42 +249,42 @@ def check_workdir(values: ConfigDict, workdir: str) -> str:
 
 def check_policy(values: ConfigDict, workdir: str, sections: Collection[str]) -> None:
   """Raise InputError if the config differs from the run's config in one of these sections."""
-  before, given = (
-    {name: each.get(name, {}) for name in sections} for each in _compared(values, workdir)
+  stored_sections, given_sections = (
+    {name: each.get(name, {}) for name in sections} for each in _comparable_configs(values, workdir)
   )
-  if differing := [
+  if messages := [
     f'config.{name} is {new!r}, but the run was trained with {old!r}'
-    for name, old, new in differences(before, given)
+    for name, old, new in differences(stored_sections, given_sections)
   ]:
     raise InputError(
-      f"{workdir}: {'; '.join(differing)}. Leave out --config to use the run's config, or change "
+      f"{workdir}: {'; '.join(messages)}. Leave out --config to use the run's config, or change "
       'these settings.'
     )
 
 
-def _compared(values: ConfigDict, workdir: str) -> tuple[dict[str, Any], dict[str, Any]]:
+def _comparable_configs(values: ConfigDict, workdir: str) -> tuple[dict[str, Any], dict[str, Any]]:
   """Return the stored and the given config, with the stored dtype in place of a given 'auto'."""
-  before, given = read_config(workdir), _as_json(values)
-  if stored_dtype(given) == 'auto':
-    given['model']['dtype'] = stored_dtype(before)
-  return before, given
+  stored_config, given_config = read_config(workdir), _as_json(values)
+  if stored_dtype(given_config) == 'auto':
+    given_config['model']['dtype'] = stored_dtype(stored_config)
+  return stored_config, given_config
 
 
 def _changes(values: ConfigDict, workdir: str) -> tuple[list[str], list[str]]:
   """Return the allowed and the rejected differences from the workdir's config.json."""
-  before, given = _compared(values, workdir)
-  free = FREE + ('num_steps', 'num_epochs') * (given['optimizer']['schedule'] == 'constant')
+  stored_config, given_config = _comparable_configs(values, workdir)
+  free = FREE + ('num_steps', 'num_epochs') * (given_config['optimizer']['schedule'] == 'constant')
   # Otherwise, new scores would be compared with scores on other questions.
-  has_best = given['export']['best'] and pathlib.Path(workdir, 'export', 'best').exists()
-  has_scores = given['evaluation']['patience'] and before['data'].get('validation')
+  has_best = given_config['export']['best'] and pathlib.Path(workdir, 'export', 'best').exists()
+  has_scores = given_config['evaluation']['patience'] and stored_config['data'].get('validation')
   fixed = ('data.validation', 'export.best_without') * bool(has_best or has_scores)
   allowed, refused = [], []
-  if given['num_epochs']:
-    given['num_steps'] = before.get('num_steps')  # unused; see `claim_workdir`
-  for name, old, new in differences(before, given):
-    changed = allowed if name.startswith(free) and name not in fixed else refused
+  if given_config['num_epochs']:
+    given_config['num_steps'] = stored_config.get('num_steps')  # unused; see `claim_workdir`
+  for name, old, new in differences(stored_config, given_config):
+    messages = allowed if name.startswith(free) and name not in fixed else refused
     why = ', but new scores would be compared with earlier ones' * (name in fixed)
-    changed.append(f'config.{name} was {old!r} and is now {new!r}{why}')
+    messages.append(f'config.{name} was {old!r} and is now {new!r}{why}')
   return allowed, refused
 
 
@@ -367,12 +367,12 @@ def check_writable(workdir: str) -> None:
 def check_folder(key: str, folder: str) -> None:
   """Raise InputError unless `folder` can be written to or created. Creates nothing."""
   check_local(f'{key}={folder}')
-  existing = pathlib.Path(folder).absolute()
-  while not existing.exists():
-    existing = existing.parent
-  if not existing.is_dir() or not os.access(existing, os.W_OK):
+  ancestor = pathlib.Path(folder).absolute()
+  while not ancestor.exists():
+    ancestor = ancestor.parent
+  if not ancestor.is_dir() or not os.access(ancestor, os.W_OK):
     raise InputError(
-      f'{key}={folder}: {existing} is not a folder that the current user can write to. Choose '
+      f'{key}={folder}: {ancestor} is not a folder that the current user can write to. Choose '
       'another path.'
     )
 
@@ -391,15 +391,15 @@ def make_folder(key: str, folder: str) -> None:
       ) from error
 
 
-def check_hosts(values: ConfigDict, workdir: str, installed: Mapping[str, str]) -> None:
+def check_hosts(values: ConfigDict, workdir: str, packages: Mapping[str, str]) -> None:
   """Raise InputError unless all hosts share the workdir, and have the same config and packages."""
   hosts.check_shared(workdir)
-  first, *others = hosts.all_gather({'config': _as_json(values), 'version': dict(installed)})
+  first, *others = hosts.all_gather({'config': _as_json(values), 'version': dict(packages)})
   for number, other in enumerate(others, 1):
-    for name, of_first, of_other in differences(first, other):
+    for name, first_value, other_value in differences(first, other):
       raise InputError(
-        f'{name} is {of_first} on host 0, but {of_other} on host {number}. Start all hosts with '
-        'the same command and the same versions.'
+        f'{name} is {first_value} on host 0, but {other_value} on host {number}. Start all hosts '
+        'with the same command and the same versions.'
       )
 
 
@@ -486,15 +486,15 @@ def as_current(values: Mapping[str, Any]) -> dict[str, Any]:
   `values` are sections, from a config.json or a warm start's origin.json. Missing sections are not
   added.
   """
-  current = renamed.current_settings(values)
-  for path, added in _ADDED.items():
+  current_values = renamed.current_settings(values)
+  for path, defaults in _ADDED.items():
     names = path.split('.')
-    section = functools.reduce(lambda outer, name: (outer or {}).get(name), names, current)
+    section = functools.reduce(lambda outer, name: (outer or {}).get(name), names, current_values)
     if isinstance(section, dict):
-      section |= added | section
-  if isinstance(current.get('model'), dict):
-    current['model'].setdefault('local_rope', _LOCAL_ROPE)
-  return current
+      section |= defaults | section
+  if isinstance(current_values.get('model'), dict):
+    current_values['model'].setdefault('local_rope', _LOCAL_ROPE)
+  return current_values
 
 
 def stored_dtype(values: Mapping[str, Any]) -> str:
@@ -514,11 +514,11 @@ def differences(
   old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = ''
 ) -> list[tuple[str, Any, Any]]:
   """Return (dotted name, old value, new value) for each difference between nested mappings."""
-  found = []
+  changes = []
   for name in sorted({*old, *new}):
     before, after = old.get(name), new.get(name)
     if isinstance(before, Mapping) and isinstance(after, Mapping):
-      found += differences(before, after, f'{prefix}{name}.')
+      changes += differences(before, after, f'{prefix}{name}.')
     elif before != after:
-      found.append((prefix + name, before, after))
-  return found
+      changes.append((prefix + name, before, after))
+  return changes
