@@ -70,7 +70,7 @@ def as_messages(messages: Messages) -> list[dict[str, str]]:
     parts = dict(message) if isinstance(message, Mapping) else {}
     if set(parts) != {'role', 'content'} or not all(isinstance(v, str) for v in parts.values()):
       raise ValueError(
-        f'{message!r} is not a valid message. A valid one is {{"role": "user", "content": "higher"}}'
+        f'{message!r} is not a valid message. Example: {{"role": "user", "content": "higher"}}'
       )
     message_dicts.append({n: value.encode(errors='replace').decode() for n, value in parts.items()})
   return message_dicts

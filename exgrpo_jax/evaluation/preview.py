@@ -43,7 +43,9 @@ def describe(spec: str, config: RunConfig, tokenizer: Tokenizer | None) -> str:
   """
   questions.settle(config.data, spec)
   data = questions.load(dataclasses.replace(config.data, on_unverifiable='drop'), spec)
-  environments = environment_pool.shared_pool(config.environment) if config.environment.name else None
+  environments = (
+    environment_pool.shared_pool(config.environment) if config.environment.name else None
+  )
   if environments:
     examples = environment_pool.begin(list(data), data.spec, environments)
     prompts = _render(examples, config.prompt, tokenizer, environments.tools())

@@ -46,9 +46,9 @@ class ModelConfig(model.ShapeConfig):
   dtype: str = setting(
     'bfloat16',
     ('auto', 'float32', 'bfloat16'),
-    'dtype of activations; trained parameters are float32. auto means bfloat16 on accelerators and on CPUs '
-    'with bfloat16 instructions (AMX, AVX512_BF16), and float32 on other CPUs. A run or a reused '
-    'warm start keeps its dtype on any machine',
+    'dtype of activations; trained parameters are float32. auto means bfloat16 on accelerators and '
+    'on CPUs with bfloat16 instructions (AMX, AVX512_BF16), and float32 on other CPUs. A run or a '
+    'reused warm start keeps its dtype on any machine',
   )
 
 

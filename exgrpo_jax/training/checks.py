@@ -65,7 +65,7 @@ def check_command(values: ConfigDict | None, workdir: str | None) -> RunConfig:
   metrics.check_wandb(config.metrics.wandb_project)
   pool.check(config.grading, config.verifier)
   if config.environment.name:
-    environments.of(config.environment).tools()
+    environments.shared_pool(config.environment).tools()
   _check_functions(config)
   return config
 
