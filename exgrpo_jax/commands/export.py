@@ -125,7 +125,7 @@ def _export(args: command_line.Args, source: policies.Source, out: epath.Path) -
   experiment = open_experiment(policies.run_config(args.checkpoint), args.checkpoint)
   if args.adapters:
     _check_adapters(experiment.config, args.dtype)
-    if args.push and not hub_checkpoint.named(experiment.model_name):
+    if args.push and not hub_checkpoint.parse_repository(experiment.model_name):
       raise InputError(
         f'--push={args.push}: the base model {experiment.model_name} is not on the Hub, so nobody '
         'could load the adapters. Remove --adapters to publish the whole policy.'
@@ -198,7 +198,7 @@ def _write_adapters(experiment: Experiment, out: epath.PathLike, step: int | Non
   adapters, step = checkpoint.restore_params(experiment.workdir, step, shapes)
   if hosts.is_first():
     experiment.tokenizer.save(out)
-  repository = hub_checkpoint.named(experiment.model_name)
+  repository = hub_checkpoint.parse_repository(experiment.model_name)
   base, commit = hub.as_known(repository)[1:] if repository else (experiment.model_name, None)
   weights.save_adapters(out, config.lora, experiment.model, adapters, base, commit)
   return step

@@ -190,7 +190,7 @@ def compare(first: Sequence[Record], second: Sequence[Record]) -> str:
   lines, pairs = [], by_source([a | {'other': b} for a, b in zip(first, second, strict=True)])
   width = max(map(len, pairs))
   for source, records in pairs.items():
-    keys = [(index, comparison.asked(record)) for index, record in enumerate(records)]
+    keys = [(index, comparison.question_key(record)) for index, record in enumerate(records)]
     shares = (
       {key: float(np.mean(record['correct'])) for key, record in zip(keys, policy_records)}
       for policy_records in (records, [record['other'] for record in records])
@@ -272,7 +272,7 @@ def _records(
 
 def _summarize(group: str, records: Sequence[Record]) -> dict[str, float]:
   correct_QK = np.array([record['correct'] for record in records], float)
-  cluster_Q = [comparison.asked(record) for record in records]
+  cluster_Q = [comparison.question_key(record) for record in records]
   samples = correct_QK.shape[1]
   measures = {'pass@1': correct_QK[:, :1]}
   if samples > 1:

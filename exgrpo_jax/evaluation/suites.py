@@ -146,7 +146,7 @@ def _result(part: Part, source: str, records: Sequence[Record]) -> dict[str, Any
   """Compute a benchmark's score and interval, and describe its questions."""
   rows = [record for record in records if record['source'] == source]
   correct_QK = np.array([record['correct'] for record in rows], float)
-  cluster_keys = [comparison.asked(record) for record in rows]
+  cluster_keys = [comparison.question_key(record) for record in rows]
   value, low, high = comparison.interval_95(correct_QK, cluster_keys)
   return {
     'score': value,

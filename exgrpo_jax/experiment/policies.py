@@ -51,7 +51,7 @@ class Source(NamedTuple):
     """
     if '://' in self.path or hub_checkpoint.is_shipped(self.path):
       return {self.kind: self.path}
-    repository = self.kind == 'model' and hub_checkpoint.named(self.path)
+    repository = self.kind == 'model' and hub_checkpoint.parse_repository(self.path)
     return {self.kind: str(hub.as_known(repository)) if repository else os.path.abspath(self.path)}
 
 

@@ -29,7 +29,7 @@ def is_shipped(path: str) -> bool:
   return path.startswith(_SHIPPED)
 
 
-def named(path: str) -> hub.Repository | None:
+def parse_repository(path: str) -> hub.Repository | None:
   """Parse a Hub name, owner/name or owner/name@revision, and return the repository.
 
   Returns None if `path` is not of this form, or is an existing file or folder.
@@ -58,7 +58,7 @@ def folder(path: str, key: str, weights: bool = False) -> str:
   if gguf_file.is_one(path := os.path.expanduser(path)):
     with hosts.first_host_first(key):
       return path if weights else gguf_file.gguf_folder(path)
-  repository = named(path)
+  repository = parse_repository(path)
   if not repository:
     return path
   try:

@@ -48,7 +48,7 @@ def interval_95(correct_QK: np.ndarray, cluster_Q: _Clusters) -> Estimate:
 
   Args:
     correct_QK: correctness [questions, samples], bool or float in [0, 1].
-    cluster_Q: each row's cluster, such as the value of `asked` [questions].
+    cluster_Q: each row's cluster, such as the value of `question_key` [questions].
   """
   chex.assert_rank(correct_QK, 2)
   score_Q = correct_QK.mean(axis=1, dtype=np.float64)
@@ -84,7 +84,7 @@ def difference_95(difference_Q: np.ndarray, cluster_Q: _Clusters) -> Estimate:
   return Estimate(mean, max(mean - half, -1.0), min(mean + half, 1.0))
 
 
-def asked(record: Mapping[str, Any]) -> str:
+def question_key(record: Mapping[str, Any]) -> str:
   """Return the cluster key of an evaluated question; the 32 copies of an AIME question share a key.
 
   The key includes the answer, because an environment's prompt may be the same for all questions.

@@ -98,7 +98,7 @@ def hub_card(folder: str, name: str) -> bytes:
 
 def _base(experiment: Experiment) -> tuple[str, str]:
   """Return the Hub name and the revision of the model that the run started from; '' if unknown."""
-  if repository := hub_checkpoint.named(experiment.model_name):
+  if repository := hub_checkpoint.parse_repository(experiment.model_name):
     return hub.as_known(repository)[1:]
   name, _, revision = experiment.config.model.repository.partition('@')
   return name, revision

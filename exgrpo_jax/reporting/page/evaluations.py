@@ -88,7 +88,7 @@ def _add(benchmarks: dict[Any, dict[str, Any]], file: _File, every: int) -> None
 
 def _digest(record: Mapping[str, Any]) -> str:
   """Return a digest of the whole question and its answer, because the page shortens texts."""
-  question = comparison.asked(record).encode(errors='backslashreplace')
+  question = comparison.question_key(record).encode(errors='backslashreplace')
   return hashlib.blake2b(question, digest_size=6).hexdigest()
 
 
