@@ -63,7 +63,7 @@ class TextArena:
 
   @contextlib.contextmanager
   def _own_random_state(self) -> Iterator[None]:
-    """Use this game's own random state in the block, because episodes share the global one."""
+    """Use this game's own random state in a `with` block, because episodes share the global one."""
     global_state = random.getstate(), np.random.get_state()
     if self._random_state is not None:
       random.setstate(self._random_state[0])
@@ -79,9 +79,9 @@ class TextArena:
 class Gymnasium:
   """A Gymnasium game with discrete actions, such as the toy text games.
 
-  Each turn is the number of an action or, if the `actions` column lists the action names in order,
-  a name. The prompt begins with the text in the `rules` column. The game is won if it ends with a
-  reward of at least the value in the `won` column (default 1).
+  Each turn is the number of an action. If the `actions` column lists names for the actions, in
+  order, each turn is a name instead. The prompt begins with the text in the `rules` column. The
+  game is won if it ends with a reward of at least the value in the `won` column (default 1).
   """
 
   def __init__(self) -> None:
@@ -115,7 +115,7 @@ class Gymnasium:
     return Observation(self._board(observation), float(reward), bool(is_over or is_cut), won)
 
   def _board(self, observation: Any) -> str:
-    """Return the board as text, with marks for colors, or the observation if there is no board."""
+    """Return the board as text (brackets show colors), or the observation if there is no board."""
     if self._game.render_mode != 'ansi':
       return str(observation)
 

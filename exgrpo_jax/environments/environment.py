@@ -88,7 +88,7 @@ def checked(observation: Observation) -> Observation:
     if name in METRICS or not re.fullmatch('[a-z][a-z0-9_]*', name):
       raise ValueError(
         f'{name!r} cannot be the name of a count: a name must start with a lowercase letter, '
-        f'contain only lowercase letters, digits and _, and not be one of {", ".join(METRICS)}'
+        f'contain only lowercase letters, digits and _, and must not be one of {", ".join(METRICS)}'
       )
   numbers = {name: float(value) for name, value in counts.items()}
   return Observation(as_messages(messages), reward, bool(done), bool(success), numbers)

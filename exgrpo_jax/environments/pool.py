@@ -71,7 +71,7 @@ class Pool:
     future.add_done_callback(self._answers.put)
 
   def answers(self, wait: bool) -> list[Answer]:
-    """Return the answers received since the last call. If `wait`, wait for at least one."""
+    """Return the answers received since the last call. If `wait`, block until there is one."""
     futures = [self._answers.get()] if wait else []
     while not self._answers.empty():
       futures.append(self._answers.get())
@@ -87,7 +87,10 @@ class Pool:
     holder.pool.submit(lambda worker: holder.leave(worker, key))
 
   def prompts(self, questions: Sequence[Question], spec: str) -> list[list[dict[str, str]]]:
-    """Return each question's prompt from `reset`. Raises InputError, naming `spec`, if it fails."""
+    """Return each question's prompt from `reset`.
+
+    Raises InputError, naming `spec`, if `reset` fails.
+    """
     requests = [
       {'key': '', 'begin': dataclasses.asdict(beginning(question, 0, False)), 'texts': ()}
       for question in questions
@@ -253,7 +256,7 @@ def with_prompts(
   """Replace the prompts in `data` with the environment's. Raises InputError if `reset` fails.
 
   If `overlong` (DataConfig.on_overlong) is 'drop', questions with prompts longer than `max_prompt`
-  tokens are dropped. Otherwise, InputError is raised if there are any.
+  tokens are dropped. Otherwise, raises InputError if there are any such questions.
   """
   questions, tools = list(data.questions), pool.tools()
   messages = [question.messages for question in begin(questions, data.spec, pool)]

@@ -6,10 +6,10 @@ cannot be parsed or a tool fails, the model sees the error and may try again.
 Tools that share state are the public methods of a class, which is instantiated for each episode
 without arguments, as in TRL's `environment_factory`. A `reset` method isn't a tool. It receives the
 row's prompt, answer and columns as keyword arguments, and the text it returns is added to the
-prompt. When the model answers, the result of the `get_reward` method or, if there is none, the
-attribute `reward` becomes the episode's reward, and the answer is not compared with the ground
-truth. The reward must be a number from 0 to 1; 1 counts as a success. If several classes have a
-reward, the mean is used.
+prompt. A class may provide a reward: the result of its `get_reward` method or, without such a
+method, its `reward` attribute. When the model answers, this becomes the episode's reward, and the
+answer is not compared with the ground truth. The reward must be a number from 0 to 1; 1 counts as a
+success. If several classes provide a reward, the mean is used.
 
 Calls are recognized only after the reasoning. Two call formats are supported:
 
@@ -72,7 +72,10 @@ class Tools:
     return [*before, {**last, 'content': '\n'.join([last['content'], *filter(None, texts)])}]
 
   def step(self, response: str) -> Observation:
-    """Run the calls. Without calls, end the episode with a reward from the classes or verifier."""
+    """Run the calls or, if there are none, end the episode.
+
+    The episode's reward comes from the classes or the verifier.
+    """
     try:
       calls = calls_of(response)
     except ValueError as error:

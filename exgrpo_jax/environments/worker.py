@@ -101,11 +101,11 @@ def _answer(
 
 
 def _reset(environment: Environment, begin: Beginning) -> list[dict[str, str]]:
-  """Start an episode and return its prompt. Raises ValueError if it differs from `begin.prompt`."""
+  """Start an episode and return its prompt. Raises ValueError if `begin` has a different prompt."""
   prompt = as_messages(environment.reset(Task(*begin.task), begin.seed))
   if begin.prompt is not None and prompt != begin.prompt:
     raise ValueError(
-      'the prompt of a task must not depend on the seed, but reset returned '
+      "a task's prompt must not depend on the seed, but reset returned "
       f'{prompt!r} with seed {begin.seed} and {begin.prompt!r} with seed 0'
     )
   return prompt

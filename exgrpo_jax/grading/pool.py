@@ -270,7 +270,7 @@ def check(
   """Start each kind of worker once; raise InputError if the verifier or a reward is unusable.
 
   They also count as unusable if grading a short response times out three times in a row, each time
-  in a process that has already imported and tried the code, because every verdict would time out.
+  in a process that has already imported and tried the code. Every verdict would then time out.
 
   Without `row`, only rewards that do not read a data row are tried. With a row (from
   `stages.question_facts`), only rewards that read one are tried.

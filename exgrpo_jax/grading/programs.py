@@ -23,8 +23,8 @@ def program(
 ) -> Program:
   """Return the program that judges individual responses or, if `is_batched`, calls batched rewards.
 
-  If a data `row` is given, the program tries only the rewards that read one; otherwise, only the
-  others.
+  If a data `row` is given, the program tries only the rewards that read one. Otherwise, it tries
+  only the others.
   """
   configs = {'config': dataclasses.asdict(config), 'requirements': dataclasses.asdict(requirements)}
   setup = {**configs, 'row': row, 'is_batched': is_batched}

@@ -39,15 +39,15 @@ _EVALUATES = re.compile(r'\b(?:eval|exec|parse_expr|sympify)\(\s*answer\b')
 
 
 def judge(response: str, columns: Mapping[str, Any]) -> tuple[str, str | None]:
-  """Judge a response with its reasoning removed; return the fields of a Judgement.
+  """Judge a response whose reasoning has been removed; return the fields of a Judgement.
 
   Raises InputError if the columns contain no entry that can be scored.
   """
   entry = columns.get(COLUMN)
   if not isinstance(entry, Mapping) or not {'answer', 'config', 'task'} <= entry.keys():
     raise InputError(
-      f"kind='{KIND}': the question has no column '{COLUMN}' with an answer, config and task, "
-      'which score_answer needs. Use a data spec such as reasoning_gym:chain_sum:train, which '
+      f"kind='{KIND}': the question has no column '{COLUMN}' with an answer, config and task. "
+      'score_answer needs all three. Use a data spec such as reasoning_gym:chain_sum:train, which '
       'provides the kind and the column.'
     )
   answer = extract(response, entry)
@@ -89,7 +89,7 @@ def load() -> None:
 
 
 def dataset(name: str, config: Mapping[str, Any]) -> Any:
-  """Create a task's dataset. Raises InputError as `score` does, or any error from the task."""
+  """Create a task's dataset. Raises the same errors as `score`, and any error from the task."""
   tasks = importlib.import_module('reasoning_gym.factory').DATASETS
   if name not in tasks:
     raise InputError(f"the installed reasoning_gym has no task '{name}'. Choose a different task.")

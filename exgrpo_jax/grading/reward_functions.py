@@ -53,7 +53,7 @@ class RewardFunction:
 
   @property
   def columns(self) -> list[str]:
-    """Return the row columns that the function requires."""
+    """Return the data columns that the function requires."""
     return [name for name in self.required if name not in PARAMETERS]
 
   @property
@@ -76,7 +76,10 @@ class RewardFunction:
     return _as_number(user_code.awaited(self.function(**arguments)))
 
   def of_batch(self, rows: Sequence[Mapping[str, Any]]) -> list[float]:
-    """Compute the rewards of a batch, passing lists to the function; raises as `of_one` does."""
+    """Compute the rewards of a batch, passing lists to the function.
+
+    Raises the same errors as `of_one`.
+    """
     values = list(user_code.awaited(self.function(**self.arguments(rows))))
     if len(values) != len(rows):
       raise ValueError(
@@ -93,7 +96,7 @@ def name_of(spec: str) -> str:
 def load(spec: str) -> RewardFunction:
   """Load a built-in reward or 'package.module:function'.
 
-  Raises ValueError if it cannot be called as a reward, or whatever importing its module raises.
+  Raises ValueError if it cannot be called as a reward, and any error from importing its module.
   """
   function = rewards.BUILT_IN.get(spec) or user_code.load(spec)
   required, optional = [], []

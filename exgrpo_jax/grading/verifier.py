@@ -53,7 +53,7 @@ class Question(Protocol):
 
   @property
   def columns(self) -> Mapping[str, Any]:
-    """Return the row's columns; a worker only gets those that programs.requested_facts selects."""
+    """Return the row's columns; a worker has only those that programs.requested_facts selects."""
     ...
 
 
@@ -80,7 +80,7 @@ class Verifier(Protocol):
   """
 
   def judge(self, response: str, question: Question) -> Judgement:
-    """Judge a response, with its reasoning removed, against the question's answer."""
+    """Compare a response, whose reasoning has been removed, with the question's answer."""
     ...
 
 

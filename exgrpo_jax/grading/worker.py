@@ -123,7 +123,8 @@ def _reward(
 ) -> RewardFunction:
   """Import a reward and try it; raises InputError if it cannot be used.
 
-  A reward that reads a row is tried only if `row` is given; other rewards only if `row` is None.
+  A reward that reads a row is tried only if `row` is given. Other rewards are tried only if `row`
+  is None.
   """
   with user_code.refusing('grading.rewards', spec):
     say('grading.rewards', spec, 'importing it')

@@ -81,7 +81,7 @@ def failure_reply(error: BaseException, place: str = '') -> Reply:
 
 
 def _limit_memory(mebibytes: int) -> None:
-  """Limit this process to `mebibytes` more memory than it uses now. Linux only."""
+  """Let this process use at most `mebibytes` MiB more memory than it uses now. Linux only."""
   resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a crash writes no core file
   if sys.platform != 'linux':
     return  # other systems don't enforce the limit, or they count memory that is only reserved

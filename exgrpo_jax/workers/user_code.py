@@ -50,7 +50,7 @@ def load(spec: str, kind: str = 'function') -> Any:
   """
   module, _, name = spec.partition(':')
   if not (module and name) or module.endswith('.py'):
-    raise ValueError(f"it does not have the form 'package.module:{kind}', without .py")
+    raise ValueError(f"it must have the form 'package.module:{kind}', without .py")
   if os.getcwd() not in sys.path:
     sys.path.append(os.getcwd())
   return getattr(importlib.import_module(module), name)
@@ -87,7 +87,10 @@ def refusing(key: str, spec: str) -> Iterator[None]:
 
 
 def summarize(error: BaseException) -> str:
-  """Summarize an error and its location in user code on one line, which may quote the response."""
+  """Summarize an error and its location in user code on one line.
+
+  The line may quote the response.
+  """
   frames = traceback.extract_tb(error.__traceback__)
   user_frames = [frame for frame in frames if not frame.filename.startswith(('<', *_LIBRARIES))]
   # The innermost frame in user code.

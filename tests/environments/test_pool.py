@@ -191,7 +191,7 @@ def test_a_prompt_that_depends_on_the_seed_is_refused(workers):
     ('collections:Counter', 'TypeError: Counter has no method reset'),
     ('tests.helpers.environments:dies', 'dies.* ended with exit status 3 while importing it'),
     ('no_such_module:Game', 'ModuleNotFoundError'),
-    ('nocolon:', "does not have the form 'package.module:Class'"),
+    ('nocolon:', "must have the form 'package.module:Class'"),
   ],
 )
 def test_a_class_that_cannot_be_used_is_refused(name, message):

@@ -226,7 +226,7 @@ CODE = misbehaving.__name__
 @pytest.mark.parametrize(
   ('changes', 'reason'),
   [
-    ({'rewards': (':reward',)}, "ValueError: it does not have the form 'package.module:function'"),
+    ({'rewards': (':reward',)}, "ValueError: it must have the form 'package.module:function'"),
     ({'rewards': ('nowhere_at_all:f',)}, "No module named 'nowhere_at_all'). Set a value of the"),
     ({'rewards': (f'{CODE}:nothing',)}, 'AttributeError: '),
     ({'rewards': (f'{CODE}:of_position',)}, "ValueError: its parameter 'response' is positional"),

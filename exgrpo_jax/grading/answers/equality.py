@@ -281,7 +281,7 @@ def _read_coefficients(answer: Tree, truth: Tree) -> tuple[Tree, Tree]:
 
 
 def _choose_names(tree: Tree) -> list[str]:
-  """Return the names in a tree that are C, C_n or C()."""
+  """Return which of the names C, C_n and C() occur in a tree."""
   return [name for name in symbols(tree) if name.removesuffix('()').partition('_')[0] == _CHOOSE]
 
 

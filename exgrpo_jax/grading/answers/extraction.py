@@ -123,8 +123,8 @@ def extract(response: str, require: Collection[str] = ()) -> str | None:
 
   The answer is the last box and the boxes joined to it (read_boxes). An unclosed box, as in a
   truncated response, is not an answer. Without a box, the answer is the first of these that exists:
-  text after the last '####', text after the last 'answer is', the last number or the formula
-  that contains it.
+  the text after the last '####'; the text after the last 'answer is'; the last number, or the
+  formula that contains it.
   """
   rest = solution(response, require)
   return None if rest is None else _answer(rest, _last_number)

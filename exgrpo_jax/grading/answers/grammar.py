@@ -92,7 +92,7 @@ class Cursor:
     return digits[0]
 
   def _enter(self) -> None:
-    """Enter a nesting level, to bound the recursion; the caller decrements `_depth` afterwards."""
+    """Increment `_depth`, whose limit bounds the recursion; the caller decrements it afterwards."""
     self._depth += 1
     if self._depth > _MAX_DEPTH:
       raise UnreadableError('nested too deeply')
@@ -143,9 +143,9 @@ def is_word(text: str) -> bool:
   """Return True if a run of letters is a word, numeral or sequence, not a product of variables.
 
   Capitals and names such as Amy are words. Three or more lowercase letters are a word unless they
-  are consecutive in the alphabet (abc), contain no vowel (mgh), or contain x or z (abx), except for
-  a few known words. aba is a word too, because in a product, the two a's would be adjacent. Two
-  lowercase letters are a product, except for a few words.
+  are consecutive in the alphabet (abc), contain no vowel (mgh), or contain x or z (abx). A few
+  known words may contain x or z. aba is a word too, because in a product, the two a's would be
+  adjacent. Two lowercase letters are a product, except for a few words.
   """
   if text.isupper():
     return True

@@ -187,7 +187,10 @@ class _Algebra:
     return result
 
   def _positive_factors(self, base: Quotient) -> list[tuple[Any, int]] | None:
-    """Factor a positive rational number into primes and exponents; None for any other base."""
+    """Factor a positive rational number into primes and exponents.
+
+    Returns None for any other base, or if the number is too large.
+    """
     from sympy import Rational, factorrat
 
     top, bottom = base
@@ -291,7 +294,7 @@ class _Algebra:
     return unknown, self._ring.one
 
   def _normal(self, x: Quotient) -> Quotient:
-    """Make a quotient's denominator 1 if it is a constant."""
+    """Divide a quotient's numerator by its denominator if the denominator is a constant."""
     top, bottom = x
     return (top * (1 / bottom.LC), self._ring.one) if bottom.is_ground and bottom else x
 
@@ -302,7 +305,7 @@ def _generators(polynomial: Polynomial) -> set[int]:
 
 
 def _bits(polynomial: Polynomial) -> int:
-  """Return the maximum of numerator bits + denominator bits - 1 over all coefficients."""
+  """Return the maximum, over all coefficients, of numerator bits + denominator bits - 1."""
   parts = ((int(value.numerator), int(value.denominator)) for value in polynomial.values())
   return max((top.bit_length() + bottom.bit_length() - 1 for top, bottom in parts), default=1)
 

@@ -77,7 +77,7 @@ def ordered_letters(answer: Tree, truth: Tree) -> frozenset[str]:
   """Return the letters of both trees for which the order of multiplication may matter.
 
   There are usually none. A capital letter counts as a number if it is part of a divisor in the
-  truth, and a lowercase letter if it is part of a divisor on either side.
+  truth. A lowercase letter counts as a number if it is part of a divisor on either side.
   """
   names = symbols(answer) | symbols(truth)
   letters = {name for name in names if name.startswith(_VECTORS + _OPERATORS)}
@@ -131,7 +131,7 @@ def _ordered_in_product(factors: Sequence[Tree], divisors: frozenset[str]) -> se
 
 
 def _ordered_in_commutator(terms: Sequence[Tree]) -> set[str]:
-  """Return the letters of a product that a sum contains in both orders, as in 'AB + BA'."""
+  """Return the letters of each product that appears in two orders in a sum, as in 'AB + BA'."""
   if len(terms) > _MAX_TERMS:  # when in doubt, capitals do not commute
     return {name for term in terms for name in _letters(term) if _is_capital(name)}
   products = [(term[1] if term[0] == 'negate' else term, term[0] == 'negate') for term in terms]
@@ -350,7 +350,7 @@ def _replace(tree: Tree, has_differentials: bool) -> Tree:
 
 
 def _derivative(tree: Tree, has_differentials: bool) -> Tree | None:
-  r"""Return `\frac{d^2y}{dx^2}` as a call of 'd^2/dxdx' on y; without y, as an 'operator'."""
+  r"""Return `\frac{d^2y}{dx^2}` as a call of 'd^2/dxdx' on y or, without y, as an 'operator'."""
   if tree[1][0] == 'negate':
     derivative = _derivative(('divide', tree[1][1], tree[2]), has_differentials)
     return derivative and ('negate', derivative)

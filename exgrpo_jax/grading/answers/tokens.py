@@ -18,7 +18,7 @@ from exgrpo_jax.grading.answers.units import MULTIPLIERS, UNITS
 
 
 def paired(text: str) -> dict[str, str]:
-  """Parse alternating words into a dict from spellings to their replacements."""
+  """Parse a text in which spellings alternate with their replacements; return them as a dict."""
   words = text.split()
   return dict(zip(words[::2], words[1::2], strict=True))
 

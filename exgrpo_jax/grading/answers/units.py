@@ -174,7 +174,7 @@ def conversion(unit: str, other: str) -> Fraction | None:
 
 
 def joined(larger: str, smaller: str, is_list: bool) -> Fraction | None:
-  """Return the smaller unit's size, measured in the larger; None if they do not form one quantity.
+  """Return the smaller unit's size in the larger unit; None if they do not form one quantity.
 
   The larger unit comes first, as in '1 hour 30 minutes'. `is_list` is True if a comma or 'and'
   separates the units, which makes '5 m, 3 cm' two answers.
