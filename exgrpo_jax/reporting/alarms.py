@@ -1,8 +1,8 @@
 """Warnings about a single step or the latest steps, each with a remedy.
 
-All warnings are based on counts: truncated responses, groups with equal rewards, responses that
-could not be graded, questions left in the pool. Each kind of warning is repeated at most once every
-`PAUSE` steps, except the warnings about failed grading and about `SILENT_STEPS`.
+All warnings are based on counts of truncated responses, groups with equal rewards, responses that
+could not be graded, or questions left in the pool. Warnings of the same kind are at least `PAUSE`
+steps apart, except those about failed grading and about steps without a learning signal.
 """
 
 import dataclasses
@@ -101,8 +101,8 @@ def no_signal(metrics: Mapping[str, float], silent_steps: int) -> str:
 def empty_pool(setup: Setup, recent: Run) -> str:
   """Return a warning if retired questions will be reused before the run ends, else ''.
 
-  R of N questions are retired, and r more retire per step. At this pace, after (N - R - Q) / r more
-  steps, fewer questions are left than the Q that each step needs.
+  Suppose that R of N questions are retired, that r more retire per step, and that each step needs Q
+  questions. At this pace, too few questions are left after (N - R - Q) / r more steps.
   """
   first, last = recent[0], recent[-1]
   num_retired = last['buffer/retired']

@@ -169,7 +169,7 @@ def markdown(benchmarks: Sequence[Benchmark], rows: Sequence[Row]) -> str:
 
 
 def comma_separated(benchmarks: Sequence[Benchmark], rows: Sequence[Row]) -> str:
-  """Return a CSV table: values and intervals in percent, and each average's benchmark count."""
+  """Return a CSV table of percentages, their intervals, and the benchmark count of each average."""
   header, text = ['name'], io.StringIO(newline='')
   for group, members in _by_group(benchmarks).items():
     for column in (*(benchmark.label for benchmark in members), f'average {GROUPS[group]}'):

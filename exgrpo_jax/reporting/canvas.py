@@ -1,7 +1,7 @@
 """Matplotlib figures: style, axes over steps, saving, and the curves of a sweep.
 
-The colors are from Okabe and Ito's palette, which readers with any type of color vision can tell
-apart. Lines also use different dash patterns.
+The palette is by Okabe and Ito: readers with any type of color vision can tell its colors apart.
+Lines also use different dash patterns.
 """
 
 import contextlib
@@ -111,7 +111,7 @@ def line(ax: Axes, steps: np.ndarray, values: np.ndarray, text: str, **style: An
 
 
 def legend(figure: Figure, axes: Sequence[Axes], note: str = '', at_right: bool = False) -> None:
-  """Draw one legend for all panels, below them or to their right, with each label once.
+  """Draw a single legend for all panels, below them or to their right; each label appears once.
 
   `note` appears above the legend and explains bands and whiskers.
   """
@@ -145,8 +145,8 @@ def picture(runs: Mapping[str, Sequence[Run]], path: pathlib.Path) -> None:
   """Plot every evaluation score and some training metrics of a sweep, one line per setting.
 
   Each line is the mean over a setting's runs, at the steps where every run has a finite value. The
-  band is one sample standard deviation (n - 1) on either side. Metrics without values are left out.
-  Raises InputError if no metric has values.
+  band extends one sample standard deviation (n - 1) to either side. Metrics without values are left
+  out. Raises InputError if no metric has values.
   """
   names = (*tabulated(runs), *_TRAINING_METRICS)
   lines_by_name = {

@@ -4,7 +4,7 @@ Intervals over questions are cluster-robust; intervals over seeds use SciPy's pe
 (Efron, Annals of Statistics 7, 1979). With few seeds, these bootstrap intervals are too narrow. For
 normally distributed values, they cover the true mean 95% of the time with many seeds, about 91%
 with 16 seeds, 87% with 8 and 83% with 5. With two seeds, coverage would be 50%, so no interval is
-computed. Equal values get no interval either, because all resamples of them would be equal.
+computed. If all values are equal, so are all resamples, and no interval is computed either.
 """
 
 import math
@@ -72,7 +72,7 @@ def difference_95(difference_Q: np.ndarray, cluster_Q: _Clusters) -> Estimate:
 
   Args:
     difference_Q: differences between two policies' shares of correct responses [questions].
-    cluster_Q: each question's cluster id [questions]; equal ids form a cluster.
+    cluster_Q: each question's cluster id [questions]; questions with the same id form a cluster.
   """
   chex.assert_rank(difference_Q, 1)
   mean = float(difference_Q.mean())
@@ -231,7 +231,7 @@ def _spread(values: Sequence[float]) -> Spread:
 def last_common_step(steps_by_run: Sequence[Collection[int]]) -> int | None:
   """Return the last step after 0 at which all runs were evaluated; None if no step qualifies.
 
-  Step 0 is excluded, because it evaluates the policy before training.
+  Step 0 is excluded, because its evaluation takes place before training.
   """
   common_steps = set.intersection(*map(set, steps_by_run)) if steps_by_run else set()
   return max((step for step in common_steps if step > 0), default=None)

@@ -118,7 +118,7 @@ def farewell(
   """Return the closing message: results, output files and suggested next commands.
 
   `program` lists the words that start a command, such as ['exgrpo']. `can_evaluate` and
-  `can_export` determine which of these two commands are suggested.
+  `can_export` determine whether `evaluate` and `export` are among the suggestions.
   """
   files = {
     'report': 'report.html',
@@ -140,9 +140,9 @@ def farewell(
 def summary_table(run: Run) -> str:
   """Return a text table of the first, last and best values of a run's metrics and evaluations.
 
-  First and last are means over the first and last tenth of the records that contain the metric, at
-  least one record each. Best is `comparison.best`, followed by its step; entropy and length have no
-  best value. Metrics that appear in no record are left out.
+  'first' and 'last' are means over the first and last tenth of the records that contain the metric
+  (at least one record). 'best' is the value of `comparison.best`, followed by its step; entropy and
+  length have no best value. Metrics that appear in no record are left out.
   """
   names = {name for record in run for name in record if name.startswith('eval/')}
   evaluations = [

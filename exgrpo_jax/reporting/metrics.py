@@ -75,13 +75,16 @@ def read(workdir: str | os.PathLike, before: float = math.inf) -> list[dict[str,
 
 
 def read_evaluations(workdir: str | os.PathLike, step: int) -> list[dict[str, Any]]:
-  """Read what `exgrpo evaluate` recorded for a run's policy at `step`, oldest first."""
+  """Read the records that `exgrpo evaluate` wrote for a run's policy at `step`, oldest first."""
   path = pathlib.Path(workdir, 'evaluation', EVALUATIONS)
   return [line for line in map(json.loads, _complete_lines(path)) if line['step'] == step]
 
 
 def append_evaluation(folder: str, record: Mapping[str, Any]) -> None:
-  """Append a record from `exgrpo evaluate`; first remove any last line cut off by a full disk."""
+  """Append a record from `exgrpo evaluate`.
+
+  If a full disk has cut off the last line, first remove that line.
+  """
   with open(os.path.join(folder, EVALUATIONS), 'a+b') as file:
     file.seek(0)
     file.truncate(file.read().rfind(b'\n') + 1)
@@ -89,7 +92,7 @@ def append_evaluation(folder: str, record: Mapping[str, Any]) -> None:
 
 
 def _complete_lines(path: pathlib.Path) -> list[str]:
-  """Read the lines that end in a newline, or [] if the file does not exist."""
+  """Return the lines that end in a newline, or [] if the file does not exist."""
   try:
     # Escape bytes that are not UTF-8, so that parsing the line as a record fails.
     return path.read_text(encoding='utf-8', errors='backslashreplace').split('\n')[:-1]
@@ -262,7 +265,7 @@ class _EventFile:
 
 
 class _EventFiles:
-  """A tensorboardX file factory for folders whose names begin with _PREFIX."""
+  """A factory that opens tensorboardX's files in folders whose names begin with _PREFIX."""
 
   def open(self, path: str) -> _EventFile:
     return _EventFile(path.removeprefix(_PREFIX))
@@ -333,7 +336,7 @@ class Writer:
   ) -> None:
     """Record a step's `metrics` (name -> Python or array scalar) and the time.
 
-    `rows` are the step's `step_rows.sample_rows`; TensorBoard shows some of them.
+    `rows` come from `step_rows.sample_rows`; TensorBoard shows some of them.
     """
     if not self._writes:
       return

@@ -105,7 +105,7 @@ class Server(http.server.ThreadingHTTPServer):
     self._page_runs: list[tuple[Recorded, contents.Pieces | None]] = []
 
   def refresh(self) -> list[State]:
-    """Read new records, return the runs' states, and render a new page if it is due."""
+    """Read new records, return the runs' states, and render a new page if one is due."""
     with self._lock:
       version = _signature(self._workdirs)
       if version != self._read_version:

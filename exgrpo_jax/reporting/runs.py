@@ -220,10 +220,10 @@ def over_seeds(runs: Sequence[Run], name: str) -> Series | None:
 
 
 def smoothed(values: Sequence[float] | np.ndarray, points: int | None = None) -> np.ndarray:
-  """Return the moving average over a fortieth of all points on either side, or fewer at the ends.
+  """Return the moving average, whose window extends a fortieth of all points to either side.
 
-  `points` overrides the number of points, so that several lines can use the same window. Non-finite
-  values are left out of the averages.
+  At the ends of the line, the window is cut off. `points` overrides the number of points, so that
+  several lines can use the same window. Non-finite values are left out of the averages.
   """
   array = np.asarray(values, np.float64)
   reach = max(1, int(_SMOOTHED_SHARE * (points or len(array))))

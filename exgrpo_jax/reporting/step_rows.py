@@ -1,4 +1,4 @@
-"""A step's experience as rows for records/ (see step_records.py), samples and metrics."""
+"""A step's experience as rows for records/ (see step_records.py), as samples and as metrics."""
 
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -56,7 +56,7 @@ def rows(
   Except in partial rollouts, the policy at the start of the step generated the fresh responses and
   scored the replayed ones. So entropies, probabilities and ratios match the values in the first
   minibatch's loss, up to rounding. `before` is the buffer when the step was planned; `after` is the
-  buffer after it.
+  buffer after the step.
   """
   tables = {
     'responses': list(_responses(tokenizer, experience)),
@@ -155,8 +155,8 @@ def _replayed_row(
 def _is_truncated(tokenizer: Tokenizer, trajectory: Trajectory) -> bool:
   """Return True if a stored trajectory was cut off at the limit.
 
-  Trajectories that were imported or stored by earlier versions lack the flag, but a single turn
-  without an end token was always cut off. An episode's last token does not show this.
+  Imported trajectories and those stored by earlier versions lack the flag, but a single turn
+  without an end token was always cut off. For an episode, the last token does not show this.
   """
   return trajectory.truncated or not (
     trajectory.turns or int(trajectory.tokens[-1]) in tokenizer.eos_ids
@@ -221,10 +221,11 @@ def _tokens(experience: Experience, groups: Collection[int]) -> Iterator[_Row]:
 
 
 def sample_rows(tokenizer: Tokenizer, experience: Experience, count: int, seed: int) -> list[_Row]:
-  """Draw up to `count` rows: a fresh response and the replayed one, if any, from random groups.
+  """Draw up to `count` rows from random groups.
 
-  Prompts and responses include special tokens, so that you can check the chat template. The draw
-  depends only on the seed and the step.
+  Each group contributes a fresh response and, if it has one, its replayed response. Prompts and
+  responses include special tokens, so that you can check the chat template. The draw depends only
+  on the seed and the step.
   """
   plan = experience.plan
   rows: list[_Row] = []
@@ -270,10 +271,9 @@ def measure_step(
 ) -> dict[str, float]:
   """Compute all of a step's metrics except times.
 
-  `after` is the buffer after the step, and `rows` are the step's records. `sums` are the
-  sums for each epoch that `loop.learn` returned, copied to the host. With several epochs, metrics
-  whose names end in '/epoch_1', … describe one epoch; an epoch that `max_kl` skipped has no such
-  metrics.
+  `after` is the buffer after the step, and `rows` are the step's records. `sums` are the sums that
+  `loop.learn` returned for each epoch, copied to the host. With several epochs, a metric whose name
+  ends in '/epoch_1', … describes only that epoch; there is none for an epoch that `max_kl` skipped.
   """
   arrays = objective.merge_epochs(sums)
   totals = _scalars(arrays)
@@ -311,11 +311,11 @@ def rollout_metrics(experience: Experience) -> dict[str, float]:
   'reward_std' covers all fresh responses. 'reward_std_within' is the mean standard deviation within
   a group, including the replayed reward because advantages include it.
   'groups/zero_advantage' is the share of groups without a learning signal: all rewards, including
-  the replayed one, are equal in float32, and all advantages are 0. These two metrics leave out the
-  groups that dynamic sampling drops. 'rewards/…' are the means of the unweighted reward components
-  over the responses that have them. 'grading/…' are the shares of responses with each outcome; they
-  may differ between runs with the same seed, because timeouts depend on the clock. Lengths are in
-  tokens, ages in steps.
+  the replayed one, are equal in float32, and all advantages are 0. The last two metrics leave out
+  the groups that dynamic sampling drops. 'rewards/…' are the means of the unweighted reward
+  components over the responses that have them. 'grading/…' are the shares of responses with each
+  outcome; they may differ between runs with the same seed, because timeouts depend on the clock.
+  Lengths are in tokens, and ages are in steps.
   """
   plan, replays, verdicts = experience.plan, experience.replays, experience.verdicts
   all_verdicts = [verdict for group in verdicts for verdict in group]
@@ -370,8 +370,9 @@ def record_metrics(rows: Rows, num_rollouts: int) -> dict[str, float]:
   'groups/…' are shares of groups; `replay.count_replayed` determines whether the replayed row
   counts toward a group's correctness. 'replay/bucket_…' counts the replayed questions by their
   bucket before the step. Except for 'replay/times_max', all other metrics are unweighted means over
-  fresh or replayed responses: 'entropy/incorrect' over fresh responses that are not correct, and
-  'valid_steps/correct' over correct ones with checkable steps. Metrics without data are left out.
+  fresh or replayed responses. For 'entropy/incorrect', these are fresh responses that are not
+  correct; for 'valid_steps/correct', they are fresh, correct responses whose steps can be checked.
+  Metrics without data are left out.
   """
   responses, questions = rows['responses'], rows['questions']
 

@@ -96,14 +96,14 @@ _Decoded = TypeVar('_Decoded')
 
 
 class Forced(NamedTuple):
-  """Tokens fed to rows before they sample. They become part of the response but never end it."""
+  """Tokens that rows read before sampling. They become part of the response but never end it."""
 
   tokens_NB: Array  # int32; only the first `count_B` of each column are used
   count_B: Array  # int32
 
 
 class Decoded(NamedTuple):
-  """The tokens decoded since the last sync. Columns are undefined after their row's last token."""
+  """The tokens decoded since the last sync. Values after a row's last token are undefined."""
 
   tokens_NB: jax.Array  # int32
   logp_NB: jax.Array  # float32, nats
@@ -353,7 +353,7 @@ def prefill(
   lengths_P: Array,
   place_P: Array,
 ) -> Prompts:
-  """Prefill a batch of prompts and store them at `place_P`; out-of-range places are dropped."""
+  """Prefill prompts and store them at `place_P`; prompts with out-of-range places are dropped."""
   T = tokens_PT.shape[1]
   hidden_PTD, cache, routes_PTLC = model.prefill(config, params, tokens_PT, lengths_P, T)
   last_PD = hidden_PTD[jnp.arange(len(lengths_P)), lengths_P - 1]

@@ -6,8 +6,8 @@ and therefore produces the same tokens as decoding one at a time. At the first d
 from its draw, the draw is used, and later drafts are discarded. Drafts are copied from texts for
 the same question: the row's prompt and response, responses in other slots, and past responses.
 
-Shape letters as in decode_loop.py, plus T drafts and the token before them, R texts, M texts
-that a row drafts from, X last tokens of a row.
+Shape letters as in decode_loop.py, plus T tokens per row per pass (the next token and the
+drafts after it), R texts, M texts that a row drafts from, X last tokens of a row.
 """
 
 import functools
@@ -37,8 +37,8 @@ _FREE_ROWS = {'cpu': 8, 'gpu': 64, 'tpu': 0}
 def width(setting: str, slots: int, mesh: Mesh) -> int:
   """Return how many tokens each of `slots` rows drafts per pass; `setting` is one of CHOICES.
 
-  'auto' chooses the largest number for which the matrix products on each device have no more rows
-  than a limit that depends on the platform.
+  'auto' chooses as many tokens as possible without exceeding a limit on the rows of the matrix
+  products on each device. The limit depends on the platform.
   """
   if setting != 'auto':
     return int(setting)

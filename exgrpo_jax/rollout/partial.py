@@ -159,7 +159,7 @@ WHOLE_STEP = Round()
 
 
 def continued(config: RolloutConfig, before: Response, now: Response, step: int) -> Response:
-  """Return `now` with the earlier spans of `before` and one span for all tokens of `step`.
+  """Return `now` with the earlier spans of `before` and one span for all tokens from `step`.
 
   The weights for truncated importance sampling still cover only the tokens from earlier steps.
   Returns `now` unchanged if the config never leaves groups for the next step.

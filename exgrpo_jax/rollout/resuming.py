@@ -164,7 +164,7 @@ def packed_passes(
 
 
 def packed_shapes(longest_row: int, max_rows: int, mesh: Mesh) -> tuple[Shape, Shape]:
-  """Return the (long, short) shapes, whose `window` here limits the number of rows per sequence."""
+  """Return the (long, short) shapes; here, `window` limits the number of rows per sequence."""
   short = -(-longest_row // 4)
   long, short = (
     Shape(slots.prefilled_together(length, max_rows, mesh), length, _ROWS_OF_SEQUENCE)

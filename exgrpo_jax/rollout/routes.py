@@ -35,7 +35,7 @@ def completed(
   """Return all known routes of a row of `length` tokens, or None if no routes are known.
 
   Args:
-    prefix_TLC: the first tokens' routes, known before the row got its slot, or None.
+    prefix_TLC: the first tokens' routes if they were known before the row got its slot, or None.
     routes_SLC: the routes recorded in the slot; None if routes are not kept or the row has no slot.
     cached: the number of tokens in the slot's cache.
     length: the number of tokens in the prompt and the response.

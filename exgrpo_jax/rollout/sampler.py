@@ -65,8 +65,8 @@ class Sampler(Protocol):
 
     Args:
       params: the policy's parameters in the decode layout (`model.decode_layout`).
-      requests: equal prompts should be adjacent.
-      on_finish: called as each response finishes, while others are still being decoded. Once it
+      requests: one per response; requests with equal prompts should be adjacent.
+      on_finish: called when a response finishes, while others are still being decoded. Once it
         returns True, unfinished responses are returned incomplete.
     """
     ...
@@ -82,8 +82,8 @@ def requests_for(
 ) -> list[Request]:
   """Build `samples` requests for each prompt, in prompt order.
 
-  `questions` are the row numbers of the prompts' questions. `episode_questions` are the questions
-  themselves, which environments need.
+  `questions` contains the row number of each prompt's question. `episode_questions` are the
+  questions themselves, which environments need.
   """
   return [
     Request(prompt, row, sample, step, limit, episode_question=question)

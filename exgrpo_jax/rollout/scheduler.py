@@ -242,7 +242,7 @@ def cache_lengths(longest_row: int, platform: str) -> list[int]:
 
 
 def _compact(state: State, slots: Slots) -> tuple[State, Slots]:
-  """Keep a quarter of the slots if the live rows fit into them. No rows may be waiting."""
+  """Keep a quarter of the slots if the live rows fit into them. Requires an empty queue."""
   live_slots = [slot for slot, row in enumerate(slots) if row is not None]
   count = compacted_slots(len(slots))
   if len(live_slots) > count:

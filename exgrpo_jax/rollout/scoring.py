@@ -159,8 +159,8 @@ def pick(
   Both are None for a group without stored trajectories. `kind` is `replay.trajectory_selection`.
   `stored` lists each group's trajectories, oldest first; ties go to the oldest. `score` is called
   with all candidates if the choice depends on scores, otherwise only with the picked trajectories.
-  `rng` is used if `kind` is 'random'. `costs` are the candidates' costs, in order, for kinds whose
-  costs the caller must compute.
+  `rng` is used if `kind` is 'random'. If the caller must compute the costs for this kind, `costs`
+  are the candidates' costs, in order.
   """
   candidates = [
     (group, trajectory) for group, trajectories in enumerate(stored) for trajectory in trajectories
@@ -193,9 +193,10 @@ def with_valid_steps(
   check_steps: Sequence[Callable[[str], bool] | None],
   decode: Callable[[np.ndarray], str],
 ) -> list[Sequence[Trajectory]]:
-  """Drop each group's trajectories that contain a wrong step.
+  """Drop the trajectories that contain a wrong step, group by group.
 
-  A group is unchanged if none of its trajectories is valid or its task cannot check steps.
+  A group stays unchanged if all of its trajectories contain a wrong step, or if its task has no
+  way to check steps.
   """
 
   def valid(

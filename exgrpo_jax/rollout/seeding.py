@@ -39,7 +39,7 @@ _NEEDED = (_QUESTION, (*_RESPONSE, _TOKENS))  # at least one column from each tu
 
 @dataclasses.dataclass(frozen=True)
 class ExperienceConfig:
-  """Settings for filling the replay buffer from another model or run before the first step."""
+  """Settings for filling the replay buffer before the first step, from another model or run."""
 
   path: str = setting(
     '',
@@ -143,7 +143,7 @@ def _check_names(place: str, names: Sequence[str]) -> None:
 
 
 def _text(values: Mapping[str, Any], names: Sequence[str], role: str, place: str) -> str:
-  """Return the text of the first available column; for a chat, its last message from `role`."""
+  """Return the text of the first available column; in a chat, the last message from `role`."""
   name = next((name for name in names if values.get(name) is not None), names[0])
   value = content = values.get(name)
   if isinstance(value, list):
@@ -324,8 +324,9 @@ def seeded(
 ) -> Buffer:
   """Return a buffer with the newest `max_trajectories` successes of each question.
 
-  `successes` are listed newest last. Missing log-probabilities are computed under `params`, the
-  initial policy's parameters, unless `missing_logprobs` is 'zero'; see `ExperienceConfig`.
+  `successes` are sorted from oldest to newest. Missing log-probabilities are computed under
+  `params`, the initial policy's parameters, unless `missing_logprobs` is 'zero'; see
+  `ExperienceConfig`.
   """
   groups: dict[int, list[Candidate]] = collections.defaultdict(list)
   correctness: dict[int, float] = {}

@@ -121,7 +121,7 @@ class RolloutConfig:
 
   @property
   def prompts(self) -> int:
-    """Return how many prompts are kept prefilled: all prompts of a step, at most one per slot."""
+    """Return how many prompts are kept prefilled: one per question, but at most one per slot."""
     return min(self.questions, self.slots)
 
   def decode_spec(

@@ -221,8 +221,8 @@ def text_length(config: model.ShapeConfig, spec: DecodeSpec, state: decode_loop.
 def texts_of(slots: Slots, past: Past, length: int) -> Texts:
   """Collect the texts that rows draft from, each cut off after `length` tokens.
 
-  A question's rows share its past responses, latest first. The total number of past responses is
-  limited to the number of slots, or to `drafts.MAX_TEXTS` if that is larger.
+  All rows for a question share its past responses, latest first. The total number of past responses
+  is limited to the number of slots, or to `drafts.MAX_TEXTS` if that is larger.
   """
   count, max_texts = len(slots), drafts.MAX_TEXTS
   of_question = collections.defaultdict[int, dict[int, Row]](dict)
@@ -279,7 +279,7 @@ def harvest(
 
 
 def progress(rows: Sequence[Row]) -> str:
-  """Return a progress message: complete responses and tokens at the last sync."""
+  """Return a progress message with the number of complete responses and tokens at the last sync."""
   complete = sum(row.complete is not None for row in rows)
   tokens = counted(sum(row.length for row in rows), 'token')
   return f'{complete} of {counted(len(rows), "response")}, {tokens}'
@@ -389,7 +389,7 @@ def batches(
 
 
 def prefill_lengths(max_prompt: int) -> list[int]:
-  """Return the lengths to pad to: `max_prompt` and, unless too short, a quarter and half of it."""
+  """Return the lengths to pad to: `max_prompt`, and a quarter and half of it if not too short."""
   parts = [-(-max_prompt // divisor) for divisor in (4, 2)]
   return [*(length for length in parts if length >= SHORTEST_PREFILL), max_prompt]
 

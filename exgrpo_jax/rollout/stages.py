@@ -84,7 +84,7 @@ Submit = Callable[[tuple[int, int], pool.Submission], None]  # (group, sample): 
 
 @dataclasses.dataclass(frozen=True)
 class RolloutSetup:
-  """Everything the stages need that never changes during a run."""
+  """Everything that the stages need and that never changes during a run."""
 
   config: RolloutConfig
   replay_config: replay.ReplayConfig
@@ -156,9 +156,9 @@ def admit(rollout: RolloutSetup, params: Params, plan: Plan) -> Plan:
   """Return the plan without the stored trajectories that have drifted from the policy `params`.
 
   Only `question_selection='headroom_drift'` drops trajectories (see `replay.drift`); with other
-  settings, the plan is returned unchanged. A drawn question without remaining trajectories gets K
-  fresh responses. If an earlier step began such a group with K - 1, the group keeps the trajectory
-  that has drifted least.
+  settings, the plan is returned unchanged. If a drawn question has no trajectories left, it gets K
+  fresh responses. But if an earlier step began its group with K - 1 fresh responses, the group
+  keeps the trajectory that has drifted least.
   """
   config, num_partial = rollout.replay_config, len(plan.partial_groups)
   if config.question_selection != 'headroom_drift':
@@ -348,8 +348,8 @@ def recomputed(
 ) -> list[list[Response]]:
   """Replace the log-probabilities of tokens from `step` with the trainer's.
 
-  If `tis_limit` is positive, also add truncated importance sampling weights. `trainer_logps` yields
-  the log-probabilities [T] of each response that has such tokens, in order.
+  If `tis_limit` is positive, also add the weights for truncated importance sampling.
+  `trainer_logps` yields the log-probabilities [T] of each response that has such tokens, in order.
   """
   logps = iter(trainer_logps)
 
@@ -398,7 +398,7 @@ def dropped(rollout: RolloutSetup, graded: GradedGroups) -> list[int]:
 def graded(
   plan: Plan, responses: Responses, grader: Grader
 ) -> tuple[GradedGroups, dict[Any, Verdict]]:
-  """Return the groups with all verdicts, and a dict of those from the grader or environment."""
+  """Return the groups with all verdicts, and a dict of verdicts from the grader or environment."""
   environment_verdicts = {
     (group, sample): response.verdict
     for group, members in enumerate(responses)

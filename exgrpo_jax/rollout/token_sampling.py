@@ -51,9 +51,9 @@ def sample_token(
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
   """Sample a token per row by inverse CDF; return its log-probability and the entropy, in nats.
 
-  Both values describe the distribution sampled from, after temperature and truncation. Temperature
+  Both values describe the sampling distribution, after temperature and truncation. Temperature
   0 picks the most probable token; both values are then computed at temperature 1. Sampling uses one
-  uniform number to choose a block of the vocabulary, and another to choose a token in this block.
+  uniform number to choose a block of the vocabulary, and another to choose a token in that block.
 
   Both input arrays are float32, and `uniform_B2` is in [0, 1). `vocab_size` is the number of real
   tokens, V by default; further columns are padding (see `padded_size`).
@@ -106,7 +106,7 @@ def inverse_cdf(weight_BN: jax.Array, uniform_B: jax.Array) -> jax.Array:
 
 
 def truncate(distribution: Distribution, logits_BV: jax.Array) -> jax.Array:
-  """Set logits to -inf: outside top-k, then outside top-p of the rest, then below min-p.
+  """Set logits to -inf outside top-k, then outside top-p of the rest, and then below min-p.
 
   All ties are kept.
   """

@@ -1,4 +1,4 @@
 """The report on one or more runs: a single HTML page that needs no network.
 
-Python computes every number that the page shows; the scripts in browser/ only draw them.
+Python computes all numbers on the page; the scripts in browser/ only draw them.
 """

@@ -153,7 +153,7 @@ _NO_PHASES = ('time/step', 'time/device_wait', 'time/compile_total')
 
 
 def overview(run: Run, replays: bool) -> dict[str, list[Panel]]:
-  """Return, for each part, the panels that have data; 'replay' is empty without replay."""
+  """Return the overview's panels that have data, by part; 'replay' is empty without replay."""
   panels = {part: _all_lines(run, rows) for part, rows in _LINES.items()}
   buffer = panels['replay']
   steps, *shares = _points(run, [f'grading/{outcome.replace(" ", "_")}' for outcome in OUTCOMES])

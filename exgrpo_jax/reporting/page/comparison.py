@@ -90,7 +90,8 @@ def _panel(
 ) -> Panel | None:
   """Plot a line for each group: the mean over seeds, with a band of one standard deviation.
 
-  Replay metrics are drawn only for groups that use replay. A group has one color in all panels.
+  Replay metrics are drawn only for groups that use replay. A group's color is the same in all
+  panels.
   """
   lines, places = [], []
   for place, group in enumerate(groups):

@@ -72,8 +72,8 @@ def _parts_of(
 ) -> Parts:
   """Return a run's on-demand parts. A part without data is None.
 
-  `num_runs` is the number of runs on the page. Stored successes of the questions `replayed_rows`
-  come first.
+  `num_runs` is the number of runs on the page. Among the stored successes, those for the questions
+  `replayed_rows` come first.
   """
   workdir = pathlib.Path(run.workdir)
   pieces = open_pieces(run)
@@ -96,7 +96,10 @@ def _parts_of(
 
 
 def describe_step(run: Recorded, pieces: Pieces, step: int) -> Any:
-  """Return a part with all responses recorded token by token in a step; None if there are none."""
+  """Return a part with all of a step's responses that were recorded token by token.
+
+  Returns None if there are none.
+  """
   responses = experience.read_step(pathlib.Path(run.workdir), step)
   return experience.describe_texts(responses, pieces) if responses else None
 
@@ -141,7 +144,7 @@ def _missing(run: Recorded, run_parts: Parts) -> list[str]:
   if run.questions.num_rows and run_parts['texts'] is None:
     notes.append(
       'No response can be shown token by token: config.metrics.recorded_groups was 0, the run '
-      'used an earlier version, or its tokenizer cannot be found.'
+      "used an earlier version, or the run's tokenizer cannot be found."
     )
   if run.questions.num_rows and run_parts['stored'] is None:
     notes.append(

@@ -34,8 +34,8 @@ class _File(NamedTuple):
 def describe(workdir: pathlib.Path, max_characters: int) -> list[dict[str, Any]]:
   """Describe each benchmark's questions, with counts of correct responses at each evaluation.
 
-  Response texts are limited to about `max_characters` in total by keeping them only for evenly
-  spaced questions, at all evaluations. Files are read line by line.
+  Response texts are kept only for evenly spaced questions (but at every evaluation), so that they
+  are limited to about `max_characters` in total. Files are read line by line.
   """
   files = []
   for path in sorted((workdir / FOLDER).glob('step_*.jsonl')):
@@ -118,7 +118,7 @@ def _responses(record: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
 
 
 def by_step(benchmarks: Sequence[Benchmark], source: str) -> dict[int, Shares]:
-  """Map each step to the questions' shares of correct responses, for one source.
+  """Map each step to each question's share of correct responses, for one source.
 
   Manual evaluations are left out.
   """

@@ -21,7 +21,7 @@ Pieces = Callable[[Sequence[int]], list[str]]  # token ids -> the text of each
 
 
 class Group(NamedTuple):
-  """The key of a group: the responses to one question in one step."""
+  """The key of a group. A group consists of the responses to one question in one step."""
 
   step: int
   group: int
@@ -179,7 +179,7 @@ _ENTROPY_DIGITS = 4
 def describe_visits(
   run: Recorded, max_responses: float, with_texts: Collection[Group] = ()
 ) -> dict[str, Any]:
-  """Return the columns of questions, visits, responses and replays, or {} without records.
+  """Return the columns of questions, visits, responses and replays; {} if there are no records.
 
   A visit's responses start at the index 'first'. 'replays' contains a value for each visit with a
   replay, in visit order. With more than `max_responses` responses, 'every' is n > 1, and only every
@@ -249,7 +249,7 @@ def _responses(responses: pa.Table, truths: Sequence[str | None]) -> dict[str, A
 
 
 def _replays(visits: pa.Table, responses: pa.Table, place: np.ndarray) -> dict[str, list]:
-  """Return the replayed response of each visit with a replay, or nulls if its record is lost."""
+  """Return the replayed response of each visit with a replay, or nulls if the record is lost."""
   is_replay = flags(responses['is_replay']) & (place >= 0)
   index = np.full(visits.num_rows, -1)
   index[place[is_replay]] = np.flatnonzero(is_replay)
@@ -355,7 +355,7 @@ def read_step(workdir: pathlib.Path, step: int) -> list[dict[str, Any]]:
 
 
 def describe_texts(responses: Iterable[dict[str, Any]], pieces: Pieces) -> dict[str, Any]:
-  """Describe recorded responses by 'step/group': sample, text pieces, and values per token."""
+  """Describe recorded responses by 'step/group': sample number, text pieces, values per token."""
   vocabulary = _vocabulary()
   groups: dict[str, list[dict[str, Any]]] = {}
   for response in responses:
@@ -411,5 +411,5 @@ def describe_stored(
 
 
 def _vocabulary() -> dict[str, int]:
-  """Return a dictionary that numbers text pieces in the order in which they are looked up."""
+  """Return a dictionary that gives each text piece the next number at its first lookup."""
   return collections.defaultdict(itertools.count().__next__)

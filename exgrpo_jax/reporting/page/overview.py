@@ -142,7 +142,7 @@ def _facts(run: Recorded, starts: Sequence[Mapping[str, Any]]) -> list[list[str]
 
 
 def _duration_text(records: Run, starts: Sequence[Mapping[str, Any]]) -> str:
-  """Return the time from start to last record, summed over all starts, and the time in steps.
+  """Return the total time from each start to its last record, and the time spent in steps.
 
   Steps that a later start repeated are not counted, because their old records are dropped.
   """
