@@ -163,18 +163,12 @@ def admit(rollout: RolloutSetup, params: Params, plan: Plan) -> Plan:
   config, num_partial = rollout.replay_config, len(plan.partial_groups)
   if config.question_selection != 'headroom_drift':
     return plan
-  pairs = [
-    (group, trajectory)
-    for group, trajectories in enumerate(plan.candidates)
-    for trajectory in trajectories
-  ]
+  pairs = [(group, row) for group, rows in enumerate(plan.candidates) for row in rows]
   scores = iter(_score_replays(rollout, params, plan, pairs))
   candidates = []
   for group, trajectories in enumerate(plan.candidates):
     drifts = [replay.drift(next(scores).log_ratio) for _ in trajectories]
-    near = tuple(
-      trajectory for trajectory, drift in zip(trajectories, drifts) if drift <= config.max_drift
-    )
+    near = tuple(row for row, drift in zip(trajectories, drifts) if drift <= config.max_drift)
     if group < num_partial and trajectories and not near:
       near = (trajectories[int(np.argmin(drifts))],)
     candidates.append(near)
@@ -475,15 +469,10 @@ def _released_costs(rollout: RolloutSetup, params: Params, plan: Plan) -> list[f
     for trajectory in trajectories
   ]
   # Score everything except the prompt's first token, as if it were the response.
-  rows = [
-    (prompt[:1], np.concatenate([prompt[1:], trajectory.tokens]))
-    for prompt, trajectory in candidates
-  ]
+  rows = [(prompt[:1], np.concatenate([prompt[1:], row.tokens])) for prompt, row in candidates]
   row_routes = [trajectory.routes for _, trajectory in candidates]
   _, entropies = scoring.score(rollout.score_spec, params, rows, row_routes)
-  lengths = [
-    int(np.sum(trajectory.tokens != rollout.tokenizer.pad_id)) for _, trajectory in candidates
-  ]
+  lengths = [int(np.sum(row.tokens != rollout.tokenizer.pad_id)) for _, row in candidates]
   return trajectory_rules.released_costs(entropies, lengths, rollout.config.max_response)
 
 
@@ -501,25 +490,22 @@ def assemble(
   Rows of questions outside `replay.difficulty` and, with `objective.mask_truncated`, truncated
   responses get an empty mask but stay in the batch, so the number of rows never changes.
   """
-  objective_config, step = rollout.objective_config, trained.plan.step
+  config, step = rollout.objective_config, trained.plan.step
   rewards, rows, trains, first_steps = [], [], [], []
   members: list[Response | Trajectory] = []
   groups = zip(trained.plan.prompts, trained.responses, replays, trained.verdicts, strict=True)
   num_trained = len(trained.plan.questions) - trained.num_dropped
-  for prompt, group, trajectory, verdicts in itertools.islice(groups, num_trained):
-    group_members = [*group, trajectory] if trajectory else group
+  for prompt, responses, trajectory, verdicts in itertools.islice(groups, num_trained):
+    group = [*responses, trajectory] if trajectory else responses
     rewards.append([v.reward for v in verdicts] + ([trajectory.reward] if trajectory else []))
     correctness = replay.group_correctness(rollout.replay_config, verdicts, trajectory)
     is_trained = replay.trains(rollout.replay_config, correctness)
-    trains += [
-      is_trained and not (objective_config.mask_truncated and member.truncated)
-      for member in group_members
-    ]
-    rows += [(prompt, member.tokens) for member in group_members]
-    members += group_members
+    trains += [is_trained and not (config.mask_truncated and row.truncated) for row in group]
+    rows += [(prompt, row.tokens) for row in group]
+    members += group
   is_replay_B = np.array([isinstance(member, Trajectory) for member in members])
   trains_B = np.array(trains, np.float32)
-  advantage_B = _advantages(objective_config, np.array(rewards, np.float32), is_replay_B, trained)
+  advantage_B = _advantages(config, np.array(rewards, np.float32), is_replay_B, trained)
   tokens_BT, mask_BT = right_padded(rows, rollout.config.longest_row, rollout.tokenizer.pad_id)
   is_token_BT = mask_BT > 0  # includes environment tokens, which are context without a weight
   mask_BT[is_token_BT] = np.concatenate([member.own for member in members])
@@ -534,9 +520,9 @@ def assemble(
       if member.tis_weight is not None:
         term_weight_BT[b, is_token_BT[b]] = member.tis_weight
       is_carried_BT[b, is_token_BT[b]] = np.arange(len(member.tokens)) < member.tokens_before(step)
-  if objective_config.m2po_threshold < float('inf') and is_replay_B.any():
+  if config.m2po_threshold < float('inf') and is_replay_B.any():
     advantage_R = (advantage_B * trains_B)[is_replay_B]
-    is_kept_N = _within_second_moment(objective_config, replays, scores, advantage_R)
+    is_kept_N = _within_second_moment(config, replays, scores, advantage_R)
     term_weight_BT[(mask_BT > 0) & is_replay_B[:, None]] = is_kept_N
   routes_BTLC = None
   if rollout.config.router_replay:

@@ -239,8 +239,7 @@ def opened(
   warn_of_overlap(rollout.data, evaluations)
   with checkpoint.open_manager(workdir, config.checkpoint) as manager:
     snapshot, initial, base_sums = begin(experiment, rollout, manager, *start)
-    # Records from this step on are rewritten.
-    first_step = snapshot.step + 1 if snapshot.step else 0
+    first_step = snapshot.step + 1 if snapshot.step else 0  # its records are rewritten
     settings = dataclasses.asdict(config)
     with (
       metrics.Writer(workdir, first_step, config.metrics.wandb_project, settings) as writer,
@@ -249,18 +248,15 @@ def opened(
     ):
       # The first host may not have deleted later steps yet.
       past_metrics = metrics.read(workdir, first_step)
-      validation_scores = scores_of(past_metrics, alarms.SCORE)
-      if first_step <= alarms.last_step(
-        validation_scores, config.num_steps, config.evaluation.patience
-      ):
+      score_of = scores_of(past_metrics, alarms.SCORE)  # validation score by step
+      if first_step <= alarms.last_step(score_of, config.num_steps, config.evaluation.patience):
         record_start(workdir, first_step, _digests(rollout.data, snapshot, base_sums))
       pace = Pace(compiled, past_metrics)
       if not snapshot.step:
         policy = lora.joined(config.lora, initial, snapshot.state.params)
         with activity.doing('evaluate'), pace.evaluation():
-          initial_scores = scores.score_all(experiment, policy, evaluations, 0)
-          writer.write(0, initial_scores)
-        validation_scores |= scores_of([{'step': 0} | initial_scores], alarms.SCORE)
+          writer.write(0, results := scores.score_all(experiment, policy, evaluations, 0))
+        score_of |= scores_of([{'step': 0} | results], alarms.SCORE)
       with guard as (clock, told_to_stop):
         run = Run(
           experiment=experiment,
@@ -278,13 +274,12 @@ def opened(
           told_to_stop=told_to_stop,
           pace=pace,
           bucketed=bucketed(experiment, snapshot.buffer),
-          scores=validation_scores,
+          scores=score_of,
           history=alarms.history(alarm_setup(experiment, rollout), past_metrics),
         )
         yield (session := Session(run, snapshot))
-        last_snapshot = session.snapshot
-        if last_snapshot.step and last_snapshot.step not in manager.all_steps():
-          save(run, last_snapshot, is_last=True)
+        if (last := session.snapshot).step and last.step not in manager.all_steps():
+          save(run, last, is_last=True)
         manager.wait_until_finished()
   if hosts.is_first() and (config.num_steps or evaluations):  # otherwise there are no metrics
     write_at_end(workdir)

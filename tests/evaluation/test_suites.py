@@ -284,7 +284,7 @@ def test_data_files_that_do_not_fit_the_suite_are_refused(files, add_row, tmp_pa
   for data, message in (
     ([unknown], r'--suite=paper: \S+ has no questions from AIME24, .*MMLU-Pro\. Use'),
     ([five], r"question from source 'amc' is listed 5 times, but AMC is scored by avg@32\. List "),
-    ([unequal], r"of source 'amc' is listed 1 to 2 times, but AMC is"),
+    ([unequal], r"from source 'amc' is listed 1 to 2 times, but AMC is"),
     ([*files, again], r"both contain questions from source 'math' \(MATH-500\)\. Pass"),
     (None, r'test\.ood\.parquet has no questions from MMLU-Pro\. Use --data'),
   ):
