@@ -229,7 +229,7 @@ def _prepare_tfds(cache_dir: str, spec: str, name: str) -> Any:
         raise
   except _tfds().core.DatasetNotFoundError as error:
     raise InputError(
-      f"{spec}: '{name}' is neither an embedded task ({', '.join(TASKS)}) nor a dataset that TFDS "
+      f"{spec}: '{name}' is neither a built-in task ({', '.join(TASKS)}) nor a dataset that TFDS "
       'can find on this machine. If its builder needs TensorFlow, prepare it as array_record on '
       'another machine and set config.data.cache_dir to the folder that contains the result.'
     ) from error

@@ -1,7 +1,7 @@
 """Load the questions that a data spec names.
 
 A spec is one of
-  arithmetic:train      an embedded task and its split
+  arithmetic:train      a built-in task and its split
   path/to/x.parquet     a .parquet, .jsonl, .json or .csv file; records.py identifies its columns
   path/to/x-*.parquet   several files, sorted by name
   path/to/x.py:train    a Python task: a function that returns rows
@@ -175,7 +175,7 @@ def load(config: DataConfig, spec: str) -> Dataset:
 def _files(config: DataConfig, spec: str, base: str) -> tuple[list[RowFile], str]:
   """Return a spec's files and the source for rows without a source column.
 
-  A source of '' means the file's name. The spec must not name an embedded task.
+  A source of '' means the file's name. The spec must not name a built-in task.
   """
   if row_files.task_file(base):
     paths, source = [base], ''
@@ -236,7 +236,7 @@ def check_form(spec: str) -> None:
     return
   folder = f" '{base}' is a folder: name its files, as in {base}/*.jsonl." * os.path.isdir(base)
   raise InputError(
-    f"the data spec '{spec}' is not valid.{folder} It must be an embedded task's split ("
+    f"the data spec '{spec}' is not valid.{folder} It must be a built-in task's split ("
     f'{", ".join(f"{task}:train" for task in TASKS)}), a file that ends in '
     f'{", ".join(ENDINGS)}, a Python task (mine.py:train), a reasoning_gym task '
     '(reasoning_gym:chain_sum:train), or a split of a Hub dataset (owner/name:config:split) or '

@@ -25,7 +25,7 @@ Record = dict[str, Any]  # the fields of datatypes.Question except `row`; `colum
 
 
 def task_record(question: str, answer: int, solution: str, source: str) -> Record:
-  """Return the record of an embedded task's question."""
+  """Return the record of a built-in task's question."""
   messages = [{'role': 'user', 'content': question}]
   fields = {'answer': str(answer), 'solution': solution, 'kind': 'math', 'source': source}
   return {'messages': messages} | fields

@@ -172,7 +172,7 @@ def _write(path: pathlib.Path, rows: Iterable[Record]) -> int:
 
 
 def of_task(cache_dir: str, name: str, rows: Callable[[], Mapping[str, Iterable[Record]]]) -> Store:
-  """Return an embedded task's splits, preparing them again if the task's code has changed."""
+  """Return a built-in task's splits, preparing them again if the task's code has changed."""
   code = inspect.getsource(inspect.getmodule(rows) or rows)
   return prepared(cache_dir, name, code, lambda _: rows())
 
