@@ -48,7 +48,7 @@ def parse(base: str) -> HubSplit | None:
 
 
 def on_hub(cache_dir: str, base: str) -> HubSplit | None:
-  """Return the Hub split that a data spec (without its slice) names, or None for other specs.
+  """Return the Hub split named by a data spec (without its slice), or None for other specs.
 
   Raises InputError if the spec names a Hub dataset without a split.
   """
@@ -90,7 +90,7 @@ def locate(split: HubSplit) -> tuple[hub.Repository, Sequence[str]]:
 
 
 def _layouts(repository: hub.Repository) -> Iterator[tuple[hub.Repository, Layout]]:
-  """Yield the repository pinned to its commit, then the Hub's converted branch if it exists."""
+  """Yield the pinned repository, then the branch of files converted by the Hub, if any."""
   default_branch = hub.pinned(repository)
   yield default_branch, _layout(default_branch)
   if not repository.revision:

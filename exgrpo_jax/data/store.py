@@ -367,7 +367,7 @@ def tokenized(data: Dataset, tokenizer: Tokenizer, prompts: prompt.PromptConfig)
 
 @functools.cache
 def _code() -> tuple[str, ...]:
-  """Return a digest of the code in this folder and the versions of the libraries it uses."""
+  """Return a digest of this folder's code, and the versions of the libraries that it uses."""
   digest = hashlib.sha256()
   for file in sorted(pathlib.Path(__file__).parent.glob('*.py')):
     digest.update(file.read_bytes())

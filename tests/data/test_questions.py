@@ -52,7 +52,7 @@ def test_an_embedded_task_is_loaded_with_its_step_checker(config, jsonl):
   ('spec', 'message'),
   [
     ('arithmetic:dev', r"arithmetic has no split 'dev' \(has: train, validation, test, ood\)"),
-    ('arithmetic', r"data spec 'arithmetic' is not valid\. It must be a built-in task's split"),
+    ('arithmetic', r"data spec 'arithmetic' is not valid\. It must be a split of a built-in task"),
     ('', "data spec '' is not valid"),
     ('x.jsonl[:40', r"data spec 'x\.jsonl\[:40' is not valid"),
     ("('x.jsonl[:40]','y.jsonl')", 'is not valid'),
