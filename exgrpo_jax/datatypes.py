@@ -36,7 +36,7 @@ class Question:
   kind: str  # how answers are compared: one of verifier.KINDS
   solution: str  # a worked solution that ends in the answer; '' if missing
   source: str  # e.g. 'gsm8k', 'arithmetic' or 'aime24'; evaluation groups rows by it
-  # The row's columns in the dataset, as JSON values for reward functions; empty for embedded tasks
+  # The row's columns in the dataset, as JSON values for reward functions; empty for built-in tasks
   columns: Mapping[str, Any] = dataclasses.field(default_factory=dict, hash=False)
   # The dataset's messages, if an environment derived `messages` from them.
   original_messages: tuple[Message, ...] = ()

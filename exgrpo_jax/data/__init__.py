@@ -1,1 +1,1 @@
-"""Load questions from files, the Hub, TFDS or embedded tasks, and tokenize their prompts."""
+"""Load questions from files, the Hub, TFDS or built-in tasks, and tokenize their prompts."""

@@ -48,7 +48,7 @@ def parse(base: str) -> HubSplit | None:
 
 
 def on_hub(cache_dir: str, base: str) -> HubSplit | None:
-  """Return the Hub split that a data spec (without its slice) names, or None for other specs.
+  """Return the Hub split named by a data spec (without its slice), or None for other specs.
 
   Raises InputError if the spec names a Hub dataset without a split.
   """
@@ -90,7 +90,7 @@ def locate(split: HubSplit) -> tuple[hub.Repository, Sequence[str]]:
 
 
 def _layouts(repository: hub.Repository) -> Iterator[tuple[hub.Repository, Layout]]:
-  """Yield the repository pinned to its commit, then the Hub's converted branch if it exists."""
+  """Yield the pinned repository, then the branch of files converted by the Hub, if any."""
   default_branch = hub.pinned(repository)
   yield default_branch, _layout(default_branch)
   if not repository.revision:
@@ -229,7 +229,7 @@ def _prepare_tfds(cache_dir: str, spec: str, name: str) -> Any:
         raise
   except _tfds().core.DatasetNotFoundError as error:
     raise InputError(
-      f"{spec}: '{name}' is neither an embedded task ({', '.join(TASKS)}) nor a dataset that TFDS "
+      f"{spec}: '{name}' is neither a built-in task ({', '.join(TASKS)}) nor a dataset that TFDS "
       'can find on this machine. If its builder needs TensorFlow, prepare it as array_record on '
       'another machine and set config.data.cache_dir to the folder that contains the result.'
     ) from error

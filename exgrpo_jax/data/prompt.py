@@ -197,7 +197,7 @@ def following(messages: Sequence[Message], config: PromptConfig, chat: Chat = NO
   if text.count(_TURN) != 1:
     raise InputError(
       f'the chat template of {chat.source} omits earlier assistant turns, so it cannot be used '
-      'for multi-turn episodes. Fix it, or choose a different config.prompt.template.'
+      'for multi-turn episodes. Fix the template, or choose a different config.prompt.template.'
     )
   return text.partition(_TURN)[2].removesuffix(think) + think
 
@@ -320,7 +320,7 @@ class _Generation(jinja2.ext.Extension):
 
 
 def _environment() -> jinja2.Environment:
-  """Build the jinja2 environment that transformers uses, because templates are written for it."""
+  """Build the same jinja2 environment as transformers, because templates are written for it."""
   return jinja2.sandbox.ImmutableSandboxedEnvironment(
     trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols]
   )

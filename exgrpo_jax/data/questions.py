@@ -1,7 +1,7 @@
-"""Load the questions that a data spec names.
+"""Load the questions named by a data spec.
 
 A spec is one of
-  arithmetic:train      an embedded task and its split
+  arithmetic:train      a built-in task and its split
   path/to/x.parquet     a .parquet, .jsonl, .json or .csv file; records.py identifies its columns
   path/to/x-*.parquet   several files, sorted by name
   path/to/x.py:train    a Python task: a function that returns rows
@@ -103,7 +103,7 @@ class DataConfig:
 def load_set(
   config: DataConfig, spec: str, tokenizer: Tokenizer, prompts: prompt.PromptConfig, max_prompt: int
 ) -> QuestionSet:
-  """Load the questions and prompts of `spec`, preparing both if needed. All hosts must call it.
+  """Load the questions and prompts of `spec`, preparing both if needed. All hosts must call this.
 
   `max_prompt` is the prompt limit in tokens. config.on_overlong decides what happens to longer
   prompts. Raises InputError if the data does not exist, a row is unusable or too long, or hosts
@@ -122,7 +122,7 @@ def load_set(
 def settle(config: DataConfig, spec: str) -> None:
   """Make all hosts agree on the commit to read if `spec` names a Hub dataset.
 
-  All hosts must call it before `load`. Raises InputError if the data is neither on the Hub nor in
+  All hosts must call this before `load`. Raises InputError if the data is neither on the Hub nor in
   the cache.
   """
   if hub_split := named_sets.on_hub(config.cache_dir, split_spec(spec)[0]):
@@ -130,7 +130,7 @@ def settle(config: DataConfig, spec: str) -> None:
 
 
 def load(config: DataConfig, spec: str) -> Dataset:
-  """Load the questions that `spec` names, preparing the data first if necessary.
+  """Load the questions of a data spec, preparing its data first if necessary.
 
   Concurrent calls are safe, as with `store.prepared`. Raises InputError if the data
   does not exist or contains an unusable row.
@@ -175,7 +175,7 @@ def load(config: DataConfig, spec: str) -> Dataset:
 def _files(config: DataConfig, spec: str, base: str) -> tuple[list[RowFile], str]:
   """Return a spec's files and the source for rows without a source column.
 
-  A source of '' means the file's name. The spec must not name an embedded task.
+  A source of '' means the file's name. The spec must not name a built-in task.
   """
   if row_files.task_file(base):
     paths, source = [base], ''
@@ -191,12 +191,13 @@ def _files(config: DataConfig, spec: str, base: str) -> tuple[list[RowFile], str
 
 
 def _dataset(spec: str, data: Store, name: str, split: str) -> Dataset:
-  """Return the rows of a split that the spec's slice selects."""
+  """Return the rows selected from a split by the spec's slice."""
   if split not in data.sizes:
     raise InputError(f"{spec}: {name} has no split '{split}' (has: {', '.join(data.sizes)}).")
   if not data.sizes[split]:
     raise InputError(
-      f'{spec}: {split} is empty: too few distinct questions. Change the task or its arguments.'
+      f'{spec}: {split} is empty because there are too few distinct questions. Change the task or '
+      'its arguments.'
     )
   kept_rows = np.setdiff1d(np.arange(data.sizes[split]), data.excluded)
   rows = spec_rows(spec, len(kept_rows))
@@ -236,7 +237,7 @@ def check_form(spec: str) -> None:
     return
   folder = f" '{base}' is a folder: name its files, as in {base}/*.jsonl." * os.path.isdir(base)
   raise InputError(
-    f"the data spec '{spec}' is not valid.{folder} It must be an embedded task's split ("
+    f"the data spec '{spec}' is not valid.{folder} It must be a split of a built-in task ("
     f'{", ".join(f"{task}:train" for task in TASKS)}), a file that ends in '
     f'{", ".join(ENDINGS)}, a Python task (mine.py:train), a reasoning_gym task '
     '(reasoning_gym:chain_sum:train), or a split of a Hub dataset (owner/name:config:split) or '
@@ -252,10 +253,10 @@ def split_spec(spec: str) -> tuple[str, str]:
 
 
 def spec_columns(spec: str) -> dict[str, str]:
-  """Return the columns that a spec names, keyed by their role, or {} if it names none.
+  """Return the columns named in a spec, keyed by their role, or {} if there are none.
 
   'x.jsonl{question=problem,answer=key}[:500]' is {'question': 'problem', 'answer': 'key'}. The
-  braces may follow the slice. Raises InputError if they contain anything else.
+  braces may follow the slice. Raises InputError if their content has any other form.
   """
   match = _SPEC.fullmatch(spec)
   braces = [part for part in (match['columns'], match['columns_last']) if part] if match else []
@@ -271,10 +272,11 @@ def spec_columns(spec: str) -> dict[str, str]:
 
 
 def spec_files(base: str) -> tuple[list[str], str]:
-  """Return the files that a spec (without its slice) names, sorted, and a common name for them.
+  """Return the files named by a spec (without its slice), sorted, and a common name for them.
 
-  The common name is '' unless the last path component contains `*`, which matches any characters.
-  Raises InputError if no file matches.
+  In the last part of the path, `*` matches any characters, and the common name is the text before
+  it (or the folder's name if there is none). Without a `*`, the common name is ''. Raises
+  InputError if no file matches.
   """
   folder, _, pattern = base.rpartition('/')
   if '*' not in pattern:
@@ -368,7 +370,7 @@ def check_distinct(specs: Iterable[str], where: str) -> None:
 
 
 def check_apart(validation: Sequence[str], evaluation: Sequence[str]) -> None:
-  """Raise InputError if a spec is in both lists, or if two specs have the same reported name."""
+  """Raise InputError if a spec is in both lists, or two would be reported under the same name."""
   for spec in validation:
     if spec in evaluation:
       raise InputError(

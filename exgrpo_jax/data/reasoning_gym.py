@@ -239,7 +239,7 @@ def _task(spec: str, name: str, keywords: Sequence[ast.keyword], weight: float) 
   for keyword in keywords:
     check_known(str(keyword.arg), [*names, 'level'], place)
     if keyword.arg in values:
-      raise InputError(f'{place}: {keyword.arg} is given twice. Remove one.')
+      raise InputError(f'{place}: {keyword.arg} is given twice. Remove one of the two.')
     values[keyword.arg] = _literal(place, keyword)
   size, seed = values.pop('size', _SIZE), values.pop('seed', 0)
   for key, value, minimum in (('size', size, 1), ('seed', seed, 0)):
@@ -264,7 +264,7 @@ def _literal(place: str, keyword: ast.keyword) -> Any:
 
 
 def _of_level(place: str, factory: Any, name: str, level: Any) -> dict[str, Any]:
-  """Return the config values that a curriculum level changes from the task's defaults."""
+  """Return the config values that differ from the task's defaults at a curriculum level."""
   if name not in factory.CURRICULA:
     raise InputError(
       f'{place}: level={level!r} has no effect because the task has no curriculum. Remove it.'

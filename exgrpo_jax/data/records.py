@@ -25,7 +25,7 @@ Record = dict[str, Any]  # the fields of datatypes.Question except `row`; `colum
 
 
 def task_record(question: str, answer: int, solution: str, source: str) -> Record:
-  """Return the record of an embedded task's question."""
+  """Return the record of a built-in task's question."""
   messages = [{'role': 'user', 'content': question}]
   fields = {'answer': str(answer), 'solution': solution, 'kind': 'math', 'source': source}
   return {'messages': messages} | fields
@@ -217,7 +217,7 @@ def _by_common_names(columns: Sequence[str], fields: Fields, place: str) -> Layo
 
 
 def _only_match(names: Sequence[str], columns: Sequence[str], key: str, place: str) -> str:
-  """Return the name in `names` that is a column, or ''; raise InputError if several are."""
+  """Return the one name that is also a column, or ''; raise InputError if there are several."""
   matches = [name for name in names if name in columns]
   if len(matches) > 1:
     raise InputError(
@@ -237,7 +237,7 @@ def _no_column(place: str, columns: Sequence[str], key: str, names: Sequence[str
 
 
 def no_field(place: str, field: str, columns: Sequence[str], key: str) -> str:
-  """Build the message for a missing `field`; config.data.<key>_field can name a different one."""
+  """Build the error message for a missing `field`, with advice to set config.data.<key>_field."""
   return (
     f"{place}: no field '{field}' (has: {quote(columns)}). Set config.data.{key}_field, or end the "
     f'data spec with {{{key}=COLUMN}}.'
@@ -391,7 +391,7 @@ def answer_text(value: Any, name: str, place: str) -> str:
 
 
 def _split(text: str) -> tuple[str, str]:
-  """Split an answer column's text into the answer and, for GSM8K, the worked solution before it."""
+  """Split an answer column's text into the answer and, for GSM8K, the solution that ends in it."""
   _, mark, final = text.rpartition(_FINAL_ANSWER)
   return (final.strip(), _CALCULATOR.sub('', text)) if mark else (text, '')
 
@@ -435,8 +435,8 @@ def _kind(layout: Layout, fields: Fields, row: Mapping[str, Any], source: str, p
   # DAPO-Math-17k uses 'rule-lighteval/MATH_v2'.
   if not isinstance(style, str) or style.partition('-')[0] != 'rule':
     raise InputError(
-      f'{place}: reward_model.style={reprlib.repr(style)} does not name a way to compare '
-      f"answers. Set it to 'rule' to let data_source decide, or to one of {quote(KINDS)}."
+      f'{place}: reward_model.style={reprlib.repr(style)} is not a way to compare answers. '
+      f"Set it to 'rule' to let data_source decide, or to one of {quote(KINDS)}."
     )
   kind = _KIND_OF_SOURCE.get(source) if layout.source else 'math'
   if not (kind := kind or fields.default_kind):
@@ -509,7 +509,7 @@ def content_text(content: Any, place: str) -> str:
   """Return a message's content as text. The texts of a list of parts are joined.
 
   Parts look like {'type': 'text', 'text': '...'}. Raises InputError if a part is not text, for
-  example an image. The message names the row `place` and the part's type.
+  example an image. The error names the row `place` and the part's type.
   """
   if not _is_list(content):
     return _text(content, 'content', place)

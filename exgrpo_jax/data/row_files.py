@@ -40,7 +40,10 @@ class Numeral(str):
 
 
 class Table(NamedTuple):
-  """Rows that can be read repeatedly, a few in memory at a time (all of them for .json and .py)."""
+  """Rows that can be read repeatedly.
+
+  Only a few are in memory at a time, except that .json and .py files are read as a whole.
+  """
 
   columns: Callable[[], list[str]]  # the union over all rows, in order of first occurrence
   rows: Callable[[Collection[str]], Rows]  # the argument names columns to leave out
@@ -72,7 +75,7 @@ def opened(path: str, keep_spelling: bool = True) -> Table:
   numbers become Numerals, and a float16 or float32 in parquet becomes the float64 that prints the
   same: 0.1, not 0.10000000149011612.
 
-  Raises InputError, now or while reading, if the file is missing, damaged or in a different
+  Raises InputError, now or when rows are read, if the file is missing, damaged or in a different
   format, if its text isn't UTF-8, or if two columns share a name.
   """
   if task := task_file(path):
@@ -314,7 +317,7 @@ def _task(path: str, file: epath.Path, split: str) -> Table:
 
 
 def check_distinct(names: Sequence[str], place: str) -> None:
-  """Raise InputError if a name occurs more than once; several columns may be unnamed."""
+  """Raise InputError if a name occurs more than once, but allow several unnamed columns."""
   for name, count in collections.Counter(names).items():
     if name and count > 1:
       raise InputError(

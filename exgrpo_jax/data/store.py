@@ -172,7 +172,7 @@ def _write(path: pathlib.Path, rows: Iterable[Record]) -> int:
 
 
 def of_task(cache_dir: str, name: str, rows: Callable[[], Mapping[str, Iterable[Record]]]) -> Store:
-  """Return an embedded task's splits, preparing them again if the task's code has changed."""
+  """Return a built-in task's splits, preparing them again if the task's code has changed."""
   code = inspect.getsource(inspect.getmodule(rows) or rows)
   return prepared(cache_dir, name, code, lambda _: rows())
 
@@ -367,7 +367,7 @@ def tokenized(data: Dataset, tokenizer: Tokenizer, prompts: prompt.PromptConfig)
 
 @functools.cache
 def _code() -> tuple[str, ...]:
-  """Return a digest of the code in this folder and the versions of the libraries it uses."""
+  """Return a digest of this folder's code, and the versions of the libraries that it uses."""
   digest = hashlib.sha256()
   for file in sorted(pathlib.Path(__file__).parent.glob('*.py')):
     digest.update(file.read_bytes())

@@ -74,7 +74,7 @@ class Tokenizer(abc.ABC):
 
   @abc.abstractmethod
   def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
-    """Encode each text. Faster than separate calls, and parallel if possible."""
+    """Encode all texts, in parallel if possible. This is faster than separate calls."""
 
   @abc.abstractmethod
   def decode(self, ids: Sequence[int] | np.ndarray, special: bool = False) -> str:
@@ -253,8 +253,8 @@ def load(path: epath.PathLike) -> Tokenizer:
   """Load a tokenizer.json, a SentencePiece *.model, or a folder that contains either.
 
   If a folder contains both, tokenizer.json is used, as in transformers. Raises InputError if the
-  file is missing, cannot be read, or has no end-of-sequence token, or if a folder without a
-  tokenizer.json contains files that apply only to one.
+  file is missing, cannot be read, or has no end-of-sequence token, or if a folder contains files
+  that are only used with a tokenizer.json, but has no tokenizer.json.
   """
   file = epath.Path(path).expanduser()
   if file.is_dir():
@@ -263,9 +263,9 @@ def load(path: epath.PathLike) -> Tokenizer:
     name = next((name for name in _OF_JSON if (file.parent / name).is_file()), None)
     if name and file.suffix == '.model':
       raise InputError(
-        f'{path}: {name} applies only to a tokenizer.json, and the folder has none. Create one '
+        f'{path}: {name} is only used with a tokenizer.json, but the folder has none. Create one '
         f"with transformers (AutoTokenizer.from_pretrained('{path}').save_pretrained('{path}')), "
-        f'or set config.tokenizer.path to {file}, which has no BOS token and no chat template.'
+        f'or set config.tokenizer.path to {file} to do without a BOS token and a chat template.'
       )
   if not file.is_file() or file.suffix not in ('.json', '.model'):
     raise InputError(
@@ -339,21 +339,22 @@ def _add_listed_tokens(model: tokenizers.Tokenizer, value: Any, path: str) -> No
     if (added_id := model.token_to_id(token.content)) != id_:
       raise InputError(
         f'{path}: tokenizer_config.json lists {token.content!r} as token {id_}, but it would be '
-        f'token {added_id}. Save the tokenizer again with transformers.'
+        f'loaded as token {added_id}. Save the tokenizer again with transformers.'
       )
 
 
 def _eos_ids(
   config: Mapping[str, Any], generation: Mapping[str, Any], vocabulary: Mapping[str, int], path: str
 ) -> tuple[int, ...]:
-  """Return the end-of-sequence ids: the tokenizer's own first, then generation_config's."""
+  """Return the end-of-sequence ids: first the tokenizer's own, then those in `generation`."""
   eos, stops = _token_text(config.get('eos_token')), generation.get('eos_token_id')
   ids = [] if eos is None or eos not in vocabulary else [vocabulary[eos]]
   stops = stops if isinstance(stops, list) else [] if stops is None else [stops]
   if not all(type(id_) is int and id_ >= 0 for id_ in stops):
     raise InputError(
       f'{path}: generation_config.json contains eos_token_id={stops}, but token ids are '
-      "non-negative integers. Correct it, or remove it to use tokenizer_config.json's eos_token."
+      'non-negative integers. Correct it, or remove it to use the eos_token in '
+      'tokenizer_config.json.'
     )
   ids += stops
   ids = ids or [vocabulary[name] for name in KNOWN_EOS if name in vocabulary]

@@ -252,7 +252,8 @@ class Extension:
 def read_json(directory: epath.PathLike) -> dict[str, Any]:
   """Read a checkpoint's config.json. For image models, return only the text part.
 
-  Raises InputError if the folder or the file does not exist, or the file is not a JSON object.
+  Raises InputError if the folder or the file does not exist, or the file does not contain a JSON
+  object.
   """
   folder = epath.Path(directory).expanduser()
   path = folder / 'config.json'
@@ -428,7 +429,10 @@ def _layers(values: Mapping[str, Any], family: Family, num_layers: int, path: st
 def _of_each_layer(
   values: Mapping[str, Any], family: Family, num_layers: int, path: str
 ) -> tuple[str, list[Any]]:
-  """Return (layer_types as letters, each layer's RoPE flag). Parts are empty if unspecified."""
+  """Return (layer_types as letters, each layer's RoPE flag).
+
+  The letters are '' if there is no layer_types. The flags are [] if the family has none.
+  """
   names = ['layer_types', *(['no_rope_layers'] if family.no_rope else [])]
   for name in names:
     value = values.get(name)

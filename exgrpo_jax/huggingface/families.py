@@ -2,7 +2,7 @@
 
 A family describes what its models have in common, what their config.json may set, and
 transformers' defaults. To add a family, add an entry here, any new weight names in tensor_names.py,
-and a case in tests/helpers/make_checkpoints.py, which compares it with transformers.
+and a case in tests/helpers/make_checkpoints.py, so that tests compare it with transformers.
 """
 
 import math

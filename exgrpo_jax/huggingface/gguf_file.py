@@ -1,7 +1,7 @@
 """GGUF, llama.cpp's model format: one file with metadata, tokenizer and quantized tensors.
 
 The `gguf` package reads GGUFs (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md). Tensors
-are dequantized slice by slice from the memory-mapped file, so no more than one device's slice is in
+are dequantized slice by slice from the memory-mapped file, so at most one device's slice is in
 memory at a time.
 """
 
@@ -272,7 +272,7 @@ def _check_description(fields: Mapping[str, Any], family: str, path: str) -> Non
   """Raise InputError if the family's metadata lacks a key or contains an unsupported one."""
   for key in _REQUIRED:
     if key not in fields:
-      raise InputError(f"{path}: no {family}.{key}, which determines the model's shape.")
+      raise InputError(f"{path}: {family}.{key} is missing, but the model's shape depends on it.")
   for key, value in fields.items():
     if key in (*_REQUIRED, *_OPTIONAL) and not isinstance(value, int | float):
       raise InputError(f'{path}: {family}.{key}={value} must be a single number for all layers.')

@@ -46,8 +46,8 @@ def folder(path: str, key: str, weights: bool = False) -> str:
   Always fetches config.json and the tokenizer's files, but fetches the weights only if `weights` is
   True. A GGUF contains its weights, so with `weights`, the GGUF's own path is returned.
 
-  Raises InputError, naming the setting `key`, if the model cannot be fetched or read as a GGUF, or
-  no shipped model has this name.
+  Raises InputError, naming the setting `key`, if the model cannot be fetched, a GGUF cannot be
+  read, or no shipped model has this name.
   """
   if is_shipped(path):
     models = sorted(folder.name for folder in _SHIPPED_MODELS.iterdir() if folder.is_dir())

@@ -32,7 +32,7 @@ _DERIVED = 'rotary_emb.inv_freq'  # stored in old checkpoints, but derivable fro
 def locate(folder: epath.Path, tensors: Mapping[str, Tensor]) -> dict[str, str]:
   """Return a map from tensor name to file name, including any derived rotary frequencies.
 
-  Raises InputError if a file or tensor is missing, or any other tensor is unexpected.
+  Raises InputError if a file or tensor is missing, or if there is an unexpected tensor.
   """
   path, listing = list_tensors(folder)
   files = {name: file for full_name, file in listing.items() if (name := text_name(full_name))}
@@ -43,7 +43,7 @@ def locate(folder: epath.Path, tensors: Mapping[str, Tensor]) -> dict[str, str]:
 def check_names(
   path: epath.PathLike, names: Collection[str], tensors: Mapping[str, Tensor], source: str
 ) -> None:
-  """Raise InputError unless the tensors `names` are exactly the required `tensors`.
+  """Raise InputError unless `names` are exactly the names of the required `tensors`.
 
   Derived rotary frequencies are allowed too.
   """
@@ -74,7 +74,7 @@ def list_tensors(folder: epath.Path) -> tuple[epath.Path, dict[str, str]]:
     except (ValueError, KeyError, TypeError) as error:
       raise InputError(
         f'{index}: not an index of safetensors files ({error!r}). It must be JSON with a '
-        "'weight_map' from tensors to files."
+        "'weight_map' that maps tensors to files."
       ) from error
     for file in sorted(set(files.values())):
       if not (folder / file).is_file():

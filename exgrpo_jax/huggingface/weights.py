@@ -43,7 +43,7 @@ def load(
   frozen parameters (see `model.shapes`) instead of float32.
 
   Raises InputError if a tensor is missing or unexpected, or has the wrong shape or an unsupported
-  dtype, if a file is missing or truncated, or if hosts have different copies.
+  dtype, if a file is missing or truncated, or if the copies on the hosts differ.
   """
   folder = epath.Path(directory).expanduser()
   layout = tensor_names.tensors(config)
@@ -106,7 +106,7 @@ def _set(stack: jax.Array, value: jax.Array, index: Index) -> jax.Array:
 
 
 def _read(reader: Any, tensor: Tensor, like: jax.ShapeDtypeStruct) -> jax.Array:
-  """Read a parameter with the shape and sharding of `like` from a `Slice`, device by device."""
+  """Read a parameter from a `Slice`, device by device, with the shape and sharding of `like`."""
 
   def read_shard(index: tuple[slice, ...] | None) -> np.ndarray:
     assert index is not None
@@ -241,7 +241,8 @@ def save_adapters(
 ) -> None:
   """Write adapters in float32. Every host must call this; the first host writes.
 
-  `directory` may be remote. `base` is the base model's folder, or its Hub name with a `commit`.
+  `directory` may be remote. `base` is the base model's Hub name if there is a `commit`, or else
+  its folder.
   """
   folder = epath.Path(directory).expanduser()
   arrays = {

@@ -36,9 +36,9 @@ def doing(what: str | Callable[[], str]) -> Iterator[None]:
 
 
 def compiling(program: str) -> None:
-  """Show that a program is being compiled, until the next call or the end of the block.
+  """Show that a program is being compiled, until the next call or the end of the `doing` block.
 
-  JAX does not report failed compilations, but such a failure ends the enclosing block. Calls from
+  JAX does not report failed compilations, but a failed compilation also ends that block. Calls from
   other threads are ignored.
   """
   if threading.current_thread() is threading.main_thread():

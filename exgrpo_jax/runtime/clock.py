@@ -152,7 +152,8 @@ def watched() -> Iterator[Clock]:
 
   A warning is printed once a step has taken FACTOR times the median and at least LEAST_SECONDS, and
   again whenever its time doubles. A host that waits for another host or a file system looks the
-  same as a busy host. Every host reports its own phase, so look for the host in a different phase.
+  same as a busy host. Every host reports its own phase, so look for a host whose phase differs from
+  the others'.
   """
   clock, stop = Clock(), threading.Event()
   thread = threading.Thread(target=_watch, args=(clock, stop), daemon=True)
@@ -183,7 +184,7 @@ def _watch(clock: Clock, stop: threading.Event) -> None:
 
 
 def traced(steps: Iterable[int], traced_steps: Collection[int], workdir: str) -> Iterator[int]:
-  """Yield `steps`; JAX's profiler traces the `traced_steps` into workdir/traces/step_…/.
+  """Yield `steps`, and trace the `traced_steps` to workdir/traces/step_…/ with JAX's profiler.
 
   A trace is a timeline of device and host activity, with steps and phases marked. Open the folder
   in TensorBoard (pip install xprof), or open its *.trace.json.gz at ui.perfetto.dev. A trace ends

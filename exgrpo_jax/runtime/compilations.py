@@ -106,7 +106,7 @@ class Counter:
 
 @contextlib.contextmanager
 def shown() -> Iterator[None]:
-  """Show each program that JAX compiles during the block in the status line."""
+  """Show, in the status line, each program that JAX compiles during the block."""
 
   def show(event: str, duration_secs: float, **details: str | int) -> None:
     del duration_secs

@@ -121,7 +121,7 @@ class _Log:
     self.last = time.monotonic()
 
   def write(self, line: str) -> None:
-    """Append a line, without escape sequences or progress updates that were overwritten."""
+    """Append a line, without escape sequences or overwritten progress updates."""
     self.last = time.monotonic()
     text = _CONTROL.sub('', line).rstrip('\r').rpartition('\r')[2]
     with contextlib.suppress(OSError):  # a full disk must not end a run because of its log

@@ -32,7 +32,7 @@ _PACKAGES += ('flax', 'optax', 'orbax-checkpoint', 'numpy')
 def record_start(workdir: str, first_step: int, digests: Mapping[str, str]) -> None:
   """Append an entry for this start. With several hosts, only the first host writes.
 
-  `digests` is keyed by QUESTIONS and, for a new run, by PARAMETERS.
+  `digests` has the key QUESTIONS and, for a new run, also the key PARAMETERS.
   """
   write_json(os.path.join(workdir, FILE), [*read(workdir), {**describe(first_step), **digests}])
 
@@ -69,7 +69,7 @@ def describe(first_step: int) -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
-  """Return package name -> version, for this package and the installed packages it uses."""
+  """Return the versions of this package and the installed packages it uses, keyed by name."""
   packages = {'exgrpo_jax': __version__}
   for name in _PACKAGES:
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):

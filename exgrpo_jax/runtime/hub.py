@@ -4,9 +4,8 @@
 branches, tags or commits. huggingface_hub downloads files to its shared cache (HF_HOME), with the
 token from `hf auth login`.
 
-Branches move, so each name is resolved to a commit only once. Within a process, a name refers to
-the same commit on all hosts. A resumed run reads the commits from workdir/hub.json (`record`,
-`recall`).
+Branches move, so a process resolves each name to a commit only once, and all hosts use the same
+commit. A resumed run reads the commits from workdir/hub.json (`record`, `recall`).
 """
 
 import contextlib
@@ -244,9 +243,9 @@ def publish(
 ) -> str:
   """Upload files to a model repository, in one commit; return the URL of its page.
 
-  `files` maps names to local paths or contents. Creates the repository if it is missing. Deletes
-  its other top-level files that match any of the `patterns`; otherwise users could load the
-  weights of an earlier upload. Raises InputError if the upload fails.
+  `files` maps names to local paths or contents. Creates the repository if it is missing. Other
+  top-level files in the repository are deleted if they match any of the `patterns`; otherwise users
+  could load the weights of an earlier upload. Raises InputError if the upload fails.
   """
   if not sys.stderr.isatty():
     utils.disable_progress_bars()

@@ -219,8 +219,9 @@ def check_workdir(values: ConfigDict, workdir: str) -> str:
   """Return a message about changed settings, or ''.
 
   Raises InputError if the workdir belongs to a run with a different config. A run that never
-  finished a step does not own it: see `has_begun` and `release_workdir`. The settings in `FREE` may
-  change, and so may num_steps and num_epochs unless the learning rate's schedule depends on them.
+  finished a step does not own its workdir: see `has_begun` and `release_workdir`. The settings in
+  `FREE` may change, and so may num_steps and num_epochs unless the learning rate's schedule depends
+  on them.
   """
   check_entries(workdir)
   try:
@@ -263,7 +264,7 @@ def check_policy(values: ConfigDict, workdir: str, sections: Collection[str]) ->
 
 
 def _comparable_configs(values: ConfigDict, workdir: str) -> tuple[dict[str, Any], dict[str, Any]]:
-  """Return the stored and the given config, with the stored dtype in place of a given 'auto'."""
+  """Return the stored and the given config. If the given dtype is 'auto', use the stored one."""
   stored_config, given_config = read_config(workdir), _as_json(values)
   if stored_dtype(given_config) == 'auto':
     given_config['model']['dtype'] = stored_dtype(stored_config)
@@ -424,8 +425,8 @@ def owned(workdir: str) -> Iterator[None]:
 def claim_workdir(values: ConfigDict, workdir: str) -> None:
   """Claim the workdir for this config by writing config.json.
 
-  With num_epochs, `values` must include the resulting num_steps, because reports read it. They must
-  include the dtype that 'auto' resolved to, so that the run keeps it on every machine.
+  With num_epochs, `values` must include the resulting num_steps, because reports read it. `values`
+  must also include the dtype that 'auto' resolved to, so that the run keeps it on every machine.
 
   Call this after all checks have passed, so that a rejected start does not claim the workdir.
   """
@@ -483,8 +484,8 @@ def read_config(workdir: str) -> dict[str, Any]:
 def as_current(values: Mapping[str, Any]) -> dict[str, Any]:
   """Rename an earlier version's settings to their current names, and add the settings it lacks.
 
-  `values` are sections, from a config.json or a warm start's origin.json. Missing sections are not
-  added.
+  `values` contains the sections of a config.json or of a warm start's origin.json. Missing sections
+  are not added.
   """
   current_values = renamed.current_settings(values)
   for path, defaults in _ADDED.items():

@@ -262,7 +262,7 @@ def test_tfds_rows_are_prepared_once_and_checked_like_file_rows(config, monkeypa
   ('spec', 'message'),
   [
     ('tiny_qa:train', r"tiny_qa has no split 'train' \(has: validation\)"),
-    ('no_such_data:train', r"'no_such_data' is neither an embedded task \(arithmetic, .*\) no"),
+    ('no_such_data:train', r"'no_such_data' is neither a built-in task \(arithmetic, .*\) no"),
     ('no such name:train', r"TFDS could not prepare 'no such name' as array_record \(.*failed"),
     (
       'broken_qa:validation',

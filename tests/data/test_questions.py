@@ -18,7 +18,7 @@ LINES = [{'question': f'What is {i}+1?', 'answer': f'{i + 1}'} for i in range(20
 
 @pytest.fixture(scope='module')
 def few_sums():
-  """Limit the embedded task to 40 questions per split; generating all 30,000 takes long."""
+  """Limit the built-in task to 40 questions per split; generating all 30,000 takes long."""
   small = {name: split._replace(questions=40) for name, split in sums.ARITHMETIC_SPLITS.items()}
   with pytest.MonkeyPatch.context() as patch:
     patch.setattr(sums, 'ARITHMETIC_SPLITS', small)
@@ -52,7 +52,7 @@ def test_an_embedded_task_is_loaded_with_its_step_checker(config, jsonl):
   ('spec', 'message'),
   [
     ('arithmetic:dev', r"arithmetic has no split 'dev' \(has: train, validation, test, ood\)"),
-    ('arithmetic', r"data spec 'arithmetic' is not valid\. It must be an embedded task's split"),
+    ('arithmetic', r"data spec 'arithmetic' is not valid\. It must be a split of a built-in task"),
     ('', "data spec '' is not valid"),
     ('x.jsonl[:40', r"data spec 'x\.jsonl\[:40' is not valid"),
     ("('x.jsonl[:40]','y.jsonl')", 'is not valid'),

@@ -164,7 +164,7 @@ def test_tokens_that_only_the_config_lists_are_added(checkpoint):
   assert loaded.vocab_size == size + 1 and loaded.eos_ids == (size,)
   assert loaded.encode('<late><end>') == [size, 0] and loaded.decode([size]) == ''
   with pytest.raises(
-    InputError, match=rf"lists '<late>' as token {size + 1}, but .* be token {size}"
+    InputError, match=rf"lists '<late>' as token {size + 1}, but .* as token {size}"
   ):
     tokenizer.load(write(str(size + 1)))
 
@@ -180,7 +180,9 @@ def test_a_folder_with_settings_that_a_sentencepiece_model_lacks_is_refused(tmp_
   (tmp_path / 'generation_config.json').write_text('{}')  # exports contain this file
   assert tokenizer.load(tmp_path).eos_ids == (1,)
   (tmp_path / name).write_text('{}')
-  with pytest.raises(InputError, match=rf'{name} applies only to a tokenizer\.json, .*Create one'):
+  with pytest.raises(
+    InputError, match=rf'{name} is only used with a tokenizer\.json, .*Create one'
+  ):
     tokenizer.load(tmp_path)
   assert tokenizer.load(tmp_path / 'tokenizer.model').eos_ids == (1,)
 

@@ -237,7 +237,10 @@ def test_llama_3s_rotary_scaling_is_recovered_from_its_factors(tmp_path, factor)
       {'general.architecture': 'gemma3'},
       r"general\.architecture='gemma3' is not supported\. Use one of qwen2, qwen3, llama\.",
     ),
-    ({'llama.block_count': None}, r"no llama\.block_count, which determines the model's shape\."),
+    (
+      {'llama.block_count': None},
+      r"llama\.block_count is missing, but the model's shape depends on it\.",
+    ),
     (
       {'llama.attention.head_count_kv': [2, 1]},
       r'llama\.attention\.head_count_kv=\[2, 1\] must be a single number for all layers\.',

@@ -1,1 +1,1 @@
-"""Embedded procedural tasks, which need no download. catalogue.py lists them."""
+"""Built-in procedural tasks, which need no download. catalogue.py lists them."""

@@ -1,6 +1,6 @@
-"""Registry of the embedded tasks, with their step checkers and style classifiers.
+"""Registry of the built-in tasks, with their step checkers and style classifiers.
 
-Embedded tasks need no download. You don't need to register your own task here: a data spec can
+Built-in tasks need no download. You don't need to register your own task here: a data spec can
 name a Python file (see row_files.py).
 """
 

@@ -9,10 +9,11 @@ row:
   guess     \boxed{47}                       no steps, usually wrong, but close to the answer
 
 For longer chains, fewer solutions are written out, and later steps are wrong more often. A policy
-that has learned this mixture therefore solves almost all short chains but few long ones, for which
-it knows a better style than those it mostly uses. 'train' and 'test' mix chains of every
-difficulty. 'train_8' and similar splits contain chains of a single length, so you can choose how
-weak the policy is at the start. A row's answer is always correct, even if its solution is wrong.
+that has learned this mixture therefore solves almost all short chains but few long ones. For the
+long ones, it knows a better style than the ones it mostly uses. 'train' and 'test' mix chains of
+every difficulty. 'train_8' and similar splits contain chains of a single length, so you can choose
+how weak the policy is at the start. A row's answer is always correct, even if its solution is
+wrong.
 
 A two-layer model with half a million parameters can learn these chains. All totals have two
 digits, so all steps of a style have the same length. No digit is added or subtracted twice, so
@@ -138,7 +139,7 @@ def _solution(rng: np.random.Generator, start: int, terms: Sequence[int]) -> str
 
 
 def _slip(rng: np.random.Generator, rate: float) -> int:
-  """Draw the error in a total, which is nonzero with probability `rate`."""
+  """Draw the error to add to a total. It is nonzero with probability `rate`."""
   return _off_by(rng, SLIPS) if rng.random() < rate else 0
 
 
@@ -204,7 +205,7 @@ def valid_steps(question_text: str, response: str) -> bool:
 
 
 def _read(question_text: str, response: str) -> _Reading | None:
-  """Parse a response; return None if it has any other form or the question isn't a chain."""
+  """Parse a response. Returns None if its form is invalid or the question isn't a chain."""
   question = _CHAIN.fullmatch(question_text.strip())
   reading = read_steps(response, _STEP)
   if not question or not reading:

@@ -96,7 +96,7 @@ def after(square: Square, move: str, side: int) -> Square:
 
 
 def distances(lines: Sequence[str]) -> dict[Square, int]:
-  """Return the number of moves to the goal from every square that can reach it."""
+  """Return each square's number of moves to the goal. Squares with no path to it are left out."""
   side = len(lines)
   (goal,) = ((r, line.index(GOAL)) for r, line in enumerate(lines) if GOAL in line)
   distance, queue = {goal: 0}, collections.deque([goal])
