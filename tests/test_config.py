@@ -97,7 +97,10 @@ def test_an_unknown_name_is_answered_with_the_nearest_or_with_all():
     ('num_generations', r"TRL's num_generations is config\.rollout\.group_size here\."),
     ('inner.num_generations', r"TRL's num_generations is config\.rollout\.group_size here\."),
     ('beta', r'is config\.objective\.kl_coefficient here; objective\.beta shapes replayed'),
-    ('top_p', r"TRL's top_p has no setting here; training always samples from .*evaluation\.top_p,"),
+    (
+      'top_p',
+      r"TRL's top_p has no setting here; training always samples from .*evaluation\.top_p,",
+    ),
     ('inner.val_kwargs.top_p', r"verl's top_p is config\.evaluation\.top_k and config\.eval"),
     ('inner.fsdp_config.fsdp_size', r'is config\.mesh\.training\.fsdp here; parameters are'),
     ('inner.fsdp_config.param_offload', r'param_offload has no setting here; .* no offloading'),
