@@ -114,7 +114,7 @@ def dual_clip(
 def cispo(
   logp_BT: Array, ratio_BT: Array, bounded_BT: Array, advantage_B1: Array, clip: Flag
 ) -> tuple[Array, Array]:
-  """Return A log pi times the ratio, clipped if `clip` is set: CISPO (arXiv:2506.13585).
+  """Return r A log pi, with r clipped if `clip` is set: CISPO (arXiv:2506.13585).
 
   No gradient flows through the ratio. `bounded_BT` is clip(r). is_clipped_BT is True where the
   clipped ratio is used.

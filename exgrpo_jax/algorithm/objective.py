@@ -25,7 +25,7 @@ from exgrpo_jax.datatypes import Array, Batch
 
 
 class LossInputs(NamedTuple):
-  """All inputs to a token's loss except the current policy, including normalizers.
+  """All inputs to a token's loss except the current policy; normalizers are included.
 
   Tokens may be rearranged and split into parts: the losses of the parts add up to the minibatch's
   loss.
@@ -88,7 +88,8 @@ def token_weights(mask_BT: np.ndarray, aggregation: str, max_response: int) -> n
   """Compute each token's weight in the policy term: [B, T] -> [B, T].
 
   'constant' is 1 / (B max_response), so lengths and grouping cause no bias (Dr. GRPO). 'token_mean'
-  is 1 / (the minibatch's tokens) (DAPO). 'sequence_mean' is 1 / (B x the row's length) (GRPO).
+  is 1 / (number of tokens in the minibatch) (DAPO). 'sequence_mean' is 1 / (B x length of the row)
+  (GRPO).
 
   >>> token_weights(np.float32([[1, 1], [1, 0]]), 'sequence_mean', max_response=2).tolist()
   [[0.25, 0.25], [0.5, 0.0]]

@@ -13,7 +13,7 @@ from exgrpo_jax.runtime.randomness import Purpose
 
 @functools.lru_cache(maxsize=4)  # a step reads from one epoch, or from two at the boundary
 def permutation(seed: int, epoch: int, size: int) -> np.ndarray:
-  """Return an epoch's question order, determined by the arguments: int64 [size], read-only."""
+  """Return an epoch's question order, determined only by the arguments: int64 [size], read-only."""
   rng = randomness.generator(seed, Purpose.QUESTION_STREAM, epoch)
   order = rng.permutation(size)
   order.flags.writeable = False  # the cache shares it between callers

@@ -1,8 +1,8 @@
 """ExGRPO's experience management (arXiv:2510.02245, section 3): filling and sampling the buffer.
 
 Pure NumPy functions on the host. The buffer stores each question's past successes and its latest
-correctness, which determines its bucket. A question whose latest group was all correct retires: it
-leaves the buffer for good.
+correctness, which determines its bucket. A question retires once all responses in its latest group
+are correct: it leaves the buffer for good.
 
 Deliberate departures from the authors' code (numbered as in docs/authors.md):
   3. Replayed questions are drawn first, and the rest are read from the stream; their code draws a
@@ -58,7 +58,7 @@ def bucket(correctness: float, num_rollouts: int) -> int:
 
 
 class Bucketed(NamedTuple):
-  """A buffer and its `buckets`, computed only once because a buffer can be large."""
+  """A buffer and its `buckets`, which are computed only once because a buffer can be large."""
 
   buffer: Buffer
   bucket_of: Mapping[int, int]  # question row -> bucket
@@ -182,8 +182,8 @@ def draw_questions(
   """Draw the rows of the questions that `step` replays: min(eligible, floor(ratio Q)) questions.
 
   Returns [] before replay starts. A question is eligible if it is not `in_flight`, has the right
-  difficulty (`trains`) and a recent enough trajectory (`candidates`), and is in a bucket with
-  positive weight, if the rule uses buckets.
+  difficulty (`trains`), has a recent enough trajectory (`candidates`) and, if the rule uses
+  buckets, is in a bucket with positive weight.
   """
   if not (buffer.started and buffer.entries):
     return []
@@ -333,9 +333,9 @@ def _drop_drifted(config: ReplayConfig, buffer: Buffer, plan: Plan) -> dict[int,
 def counts_after(
   plan: Plan, verdicts: Sequence[Sequence[Verdict]]
 ) -> dict[int, tuple[float, float]]:
-  """Map each row of the plan's questions, in order, to its `discounted_counts` after the step.
+  """Map the row of each question in the plan, in order, to its `discounted_counts` after the step.
 
-  Only fresh responses count. `verdicts` are the same as in `record_step`.
+  Only fresh responses count. For `verdicts`, see `record_step`.
   """
   return {
     question.row: discounted_counts(
@@ -366,7 +366,7 @@ def _add_successes(
   pairs: Sequence[tuple[Response, Verdict]],
   step: int,
 ) -> tuple[Trajectory, ...]:
-  """Add the group's new successes to the stored trajectories, and keep only the newest of all.
+  """Add the group's new successes to the stored trajectories, then keep only the newest ones.
 
   If `store` is 'all', every response that could be graded is added. A trajectory's `step` is the
   step that sampled its first token; the argument `step` is the step that trains on the group.

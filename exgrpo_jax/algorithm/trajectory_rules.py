@@ -37,7 +37,8 @@ def released_costs(
   A candidate's prompt and response entropies are right-aligned in a window of `longest` tokens,
   with zeros on the left. The mask is built for left-aligned responses and selects their padding.
   Every pass over up to eight candidates uses the last pass's masks. So a cost is the mean of the
-  window from n to the end, where n is the length of the last pass's candidate at the same index.
+  window from n to the end, where n is the length of the candidate at the same index in the last
+  pass.
 
   `entropies` are the token entropies of each candidate, in nats, [P - 1 + T]: its prompt except the
   first token, then its response. `lengths` are the numbers of tokens in each response, not counting

@@ -1,10 +1,10 @@
 """Estimates of a compiled program's run time, from the compiler's cycle counts and formulas.
 
-libtpu's HLO text is scheduled and contains one chip's shapes, along with cycle estimates for the
-operations that the compiler generates itself. This module estimates Pallas kernels and collectives
-by formula and multiplies loop bodies by their trip counts. An asynchronous collective adds only the
-time that is not hidden by the rest of the loop body. The text from other compilers can be parsed
-too, but contains no cycle counts.
+The HLO text from libtpu lists the operations in scheduled order, with the shapes of the arrays on
+one chip. It contains cycle estimates for the operations that the compiler generates itself. This
+module estimates Pallas kernels and collectives by formula, and multiplies the time of each loop
+body by its trip count. An asynchronous collective adds only the time that is not hidden by the rest
+of the loop body. The text from other compilers can be parsed too, but contains no cycle counts.
 """
 
 import dataclasses
@@ -259,7 +259,7 @@ def estimate(module: Module, chip: Chip, num_chips: int, trips: float = 1) -> Se
 
 
 def collective_seconds(collective: Operation, chip: Chip, num_chips: int) -> float:
-  """Estimate a collective's time on a ring of chips: bytes over the links, plus latency per hop.
+  """Estimate a collective's time on a ring of chips: transfer time plus a latency for each hop.
 
   A permutation is one step to a neighbor. An all-reduce is a reduce-scatter plus an all-gather.
   """
@@ -280,7 +280,7 @@ def collective_seconds(collective: Operation, chip: Chip, num_chips: int) -> flo
 def _own_seconds(operation: Operation, chip: Chip) -> Seconds:
   """Return an operation's own time, excluding collectives and called computations.
 
-  Attention kernels are estimated from their FLOPs, other Pallas kernels from the bytes they move.
+  Estimates attention kernels from their FLOPs, and other Pallas kernels from the bytes they move.
   """
   if operation.cycles is not None:
     return Seconds(operations=operation.cycles / chip.clock)

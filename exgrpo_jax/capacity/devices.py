@@ -15,10 +15,11 @@ GIB = 2**30
 
 
 class Chip(NamedTuple):
-  """A TPU chip: memory from libtpu's messages, other values from Google Cloud's documentation.
+  """A TPU chip's specifications.
 
-  The clock is derived from peak FLOPs: each matrix unit performs `matrix_unit` squared
-  multiply-adds per cycle; v5e and v6e have four units, v5p has eight.
+  The memory size comes from libtpu's messages, and the other values come from Google Cloud's
+  documentation. The clock is derived from peak FLOPs: each matrix unit performs `matrix_unit`
+  squared multiply-adds per cycle; v5e and v6e have four units, and v5p has eight.
   """
 
   memory: float  # bytes that programs can use, slightly less than the chip's memory
@@ -57,8 +58,8 @@ def slice_devices(topology: str) -> list[jax.Device]:  # pyright: ignore[reportI
   os.environ.setdefault('ALLOW_MULTIPLE_LIBTPU_LOAD', '1')
   if importlib.util.find_spec('libtpu') is None:
     raise InputError(
-      f'--topology={topology}: capacity compiles with libtpu, which is not installed. Run '
-      "pip install -e '.[tpu]'; this does not require a TPU."
+      f'--topology={topology}: the capacity command compiles with libtpu, which is not '
+      "installed. Run pip install -e '.[tpu]'; this does not require a TPU."
     )
   try:
     return list(topologies.get_topology_desc(platform='tpu', topology_name=topology).devices)
@@ -98,8 +99,8 @@ def usable_memory(device: str) -> float:
   """Return how many bytes of a GPU's memory JAX reserves for arrays and programs.
 
   `device` is one of GPUS in any spelling ('RTX 4090', 'A100-SXM4-80GB'), or a memory size: '24gb',
-  '24G' or '24' (units of 10^9 bytes), or '24 GiB'. Raises InputError if `device` matches no GPU or
-  more than one.
+  '24G' or '24' (units of 10^9 bytes), or '24 GiB'. Raises InputError if `device` is neither a
+  complete GPU name nor a memory size.
   """
   if match := _MEMORY.fullmatch(_lower(device)):
     size = int(match[1]) * (2**30 if match[2] == 'gib' else 1e9)
@@ -134,7 +135,9 @@ def _name_of(device: str) -> str:
       return name
   matches = [name for name in GPUS if device_words and device_words <= _words(name)]
   if matches:
-    raise InputError(f'--device={device}: several GPUs match. Choose one of {", ".join(matches)}.')
+    raise InputError(
+      f'--device={device}: this GPU name is incomplete. Choose one of {", ".join(matches)}.'
+    )
   raise InputError(
     f'--device={device}: the value must be one of {", ".join(GPUS)}, or the memory size of any '
     'GPU, such as 24gb.'
@@ -146,6 +149,6 @@ def _lower(device: str) -> str:
 
 
 def _words(name: str) -> set[str]:
-  """Split a name into its parts, however it is spelled; '80GB' becomes '80'."""
+  """Split a name into parts that do not depend on how it is spelled; '80GB' becomes '80'."""
   text = _MEMORY.sub(r' \1 ', _OTHER_WORDS.sub(' ', _lower(name)))
   return set(re.findall(r'[a-z]+[0-9]+[a-z]*|[0-9]+|[a-z]+', text))

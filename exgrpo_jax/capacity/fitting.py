@@ -41,7 +41,7 @@ class Fitted(NamedTuple):
 
 
 def fit(config: RunConfig, limit: float) -> Fitted | None:
-  """Double slots and microbatch tokens while they fit on a GPU; return the largest values that fit.
+  """Find the most slots and microbatch tokens that fit on a GPU, by doubling each while it fits.
 
   Returns None if even the smallest values do not fit. `limit` is the number of bytes available to
   programs. The slots and microbatch tokens set in `config` are ignored.
@@ -79,7 +79,7 @@ def needs(training_step: Step) -> Callable[[Program], Need]:
 def peaks(
   config: RunConfig, list_programs: Callable[[Step], Iterable[Program]] = programs
 ) -> dict[str, int]:
-  """Estimate how many bytes are in use on one GPU while each of a step's programs runs.
+  """Estimate how many bytes are in use on one GPU while each program of a step runs.
 
   Returns program name -> largest peak, for programs that have a formula.
   """

@@ -22,11 +22,11 @@ _ALLOWED = (
 def draw(spec: str, count: int, limit: int) -> np.ndarray:
   """Draw `count` response lengths in tokens, int [count]; every call returns the same lengths.
 
-  `spec` is 'lognormal:MEDIAN' or 'lognormal:MEDIAN,LIMIT', with 99th percentile 8 * MEDIAN and mean
-  1.5 * MEDIAN (before truncation); or a run's workdir, to sample from the run's generated responses
-  with replacement. '' means lognormal with median limit / 8. Responses are truncated at `limit`
-  tokens; the LIMIT in `spec` may be lower. Raises InputError if `spec` has none of these forms, or
-  the run has no records.
+  `spec` may be 'lognormal:MEDIAN' or 'lognormal:MEDIAN,LIMIT': a distribution with mean
+  1.5 * MEDIAN and 99th percentile 8 * MEDIAN (before truncation). It may also be a run's workdir:
+  lengths are then sampled with replacement from the responses that the run has generated. '' means
+  lognormal with median limit / 8. Responses are truncated at `limit` tokens; the LIMIT in `spec`
+  may be lower. Raises InputError if `spec` has none of these forms, or the run has no records.
   """
   rng = np.random.default_rng(0)
   if lognormal := _parse(spec, limit):
@@ -65,7 +65,7 @@ def _parse(spec: str, limit: int) -> tuple[float, int] | None:
 
 
 def _read_lengths(workdir: str) -> np.ndarray:
-  """Read the lengths of all of a run's generated responses."""
+  """Read the lengths of all responses that a run has generated."""
   if not os.path.isdir(pathlib.Path(workdir) / step_records.FOLDER):
     raise InputError(
       f'--lengths={workdir}: this folder contains no {step_records.FOLDER}/. The value must be '

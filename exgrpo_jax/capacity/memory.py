@@ -69,7 +69,7 @@ def print_peaks(
 
   For `held_arrays`, see `other_arrays`. `limit` is the number of bytes available to programs.
   `need_of` returns a program's memory and may compile it. Returns program name -> highest peak in
-  bytes over the program's sizes; inf if any size does not compile.
+  bytes across all sizes of the program, or inf if any size does not compile.
   """
   peaks: dict[str, float] = {}
   for program in programs:

@@ -150,7 +150,7 @@ def workload(config: RunConfig, spec: str, num_evaluated: int) -> Workload:
 
 
 def generations(step: Step, work: Workload) -> list[programs.Step]:
-  """Return one step's generation or, with partial rollouts, one for each steady-state step."""
+  """Return the generation of a single step or, with partial rollouts, of each steady-state step."""
   rollout, block = step.config.rollout, ragged_cache.BLOCK
   if rollout.partial:
     return programs.steady_steps(work.groups, rollout, work.prompt, block)

@@ -1,7 +1,7 @@
 """The replay buffer in a checkpoint: trajectory segments and an index.
 
 A segment is a file of consecutive trajectories: int32 tokens, their float32 log-probabilities, and
-the arrays that features add. A segment is written once. Later checkpoints hard-link the segment
+the arrays added by features. A segment is written once. Later checkpoints hard-link the segment
 while at least half of its data is still in the buffer. So a save writes mostly new trajectories,
 yet every checkpoint is complete and can be copied, moved or deleted independently of the others. On
 a file system without hard links, each save writes everything.
@@ -62,7 +62,7 @@ def write(folder: epath.Path, step: int, buffer: Buffer, previous: epath.Path | 
 def read(folder: epath.Path) -> Buffer:
   """Read a buffer written by `write`; no two trajectories share memory.
 
-  Raises OSError, or ValueError if the files were changed or truncated.
+  Raises OSError if a file cannot be read, and ValueError if a file was changed or truncated.
   """
   columns = _read_index(folder)
   trajectories = _read_trajectories(folder, columns)

@@ -64,7 +64,10 @@ def write_partial(folder: epath.Path, groups: Sequence[PartialGroup]) -> None:
 
 
 def read_partial(folder: epath.Path) -> tuple[PartialGroup, ...]:
-  """Read groups written by `write_partial`. Raises OSError, or ValueError if a file was changed."""
+  """Read groups written by `write_partial`.
+
+  Raises OSError if a file cannot be read, and ValueError if a file was changed.
+  """
   index, values = (folder / _INDEX).read_bytes(), (folder / _VALUES).read_bytes()
   if str(zlib.crc32(values, zlib.crc32(index))) != (folder / _SUM).read_text():
     raise ValueError('carried: the data differs from what was saved')
@@ -270,8 +273,8 @@ def restore(
 
   If any host fails, every host raises the error:
     DamagedError: the checkpoint is damaged, or its data differs from what was saved.
-    InputError: a host cannot read its part right now, a different version wrote the checkpoint, or
-      its adapters belong to a different base.
+    InputError: a host cannot read its part right now, or the checkpoint was written by a different
+      version or contains adapters for a different base.
   """
   manager.wait_until_finished()
   path, sums, items = manager.directory / str(step), {}, {}
@@ -334,8 +337,8 @@ def restore_newest(
   """Restore the newest intact snapshot; return None if nothing has been saved.
 
   Warns about newer, damaged checkpoints and moves them to a folder 'damaged' next to
-  'checkpoints', because their steps will be saved again. Raises InputError and moves nothing if no
-  checkpoint is intact or a checkpoint cannot be read right now.
+  'checkpoints', because the run will save those steps again. Raises InputError and moves nothing if
+  no checkpoint is intact or a checkpoint cannot be read right now.
   """
   problems = {}
   for step in sorted(manager.all_steps(), reverse=True):

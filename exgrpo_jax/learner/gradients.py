@@ -85,7 +85,7 @@ Stack = tuple[int, Microbatch]  # number of microbatches, and their arrays with 
 
 
 def trained_shapes(spec: UpdateSpec) -> model.Params:
-  """Return the trained parameters' shapes, dtypes and shardings; with LoRA, only the adapters'."""
+  """Return the shapes, dtypes and shardings of the trained parameters (with LoRA, the adapters)."""
   return lora.shapes(spec.lora, model.shapes(spec.model, spec.mesh))
 
 
@@ -207,9 +207,10 @@ def apply_gradient(
 ) -> tuple[TrainState, dict[str, jax.Array]]:
   """Apply one AdamW update, or skip it; see `optimizer.apply_gradient`.
 
-  `state` is donated; use the returned state. With `stopped` (see `not_stopped`), the update is also
-  skipped if the KL in the minibatch's `sums` exceeds `optimizer.max_kl`. The returned dict then
-  contains 'skipped_by_kl' (the new value of `stopped`) and 'updates' (0 if nothing was computed).
+  `state` is donated; use the returned state. If `stopped` is given (see `not_stopped`), the update
+  is also skipped if the KL in the minibatch's `sums` exceeds `optimizer.max_kl`. The returned dict
+  then contains 'skipped_by_kl' (the new value of `stopped`) and 'updates' (0 if nothing was
+  computed).
   """
   layout = sharding.layout_of(state)
   kl_inputs = None if sums is None or stopped is None else (sums, stopped)
@@ -318,7 +319,7 @@ def packed(spec: UpdateSpec, batch: Batch) -> list[Stack]:
 def microbatches(
   spec: UpdateSpec, batch: Batch, inputs: objective.LossInputs, num_shards: int
 ) -> list[Microbatch]:
-  """Pack a minibatch's rows into passes of the two shapes from packing.py, in NumPy.
+  """Pack a minibatch's rows into passes with the two shapes defined in packing.py, in NumPy.
 
   Leaves out rows without response tokens because they have no weight. A minibatch without any
   response tokens still gets one pass, because its update is applied anyway. `inputs` are the
@@ -460,7 +461,7 @@ def passes(spec: UpdateSpec, length_R: np.ndarray, response_R: np.ndarray) -> li
 
 
 def one_row(empty_batch: Batch, prompt: int, response: int) -> Batch:
-  """Make a batch with one row of these lengths to train on, which packs into a single pass."""
+  """Make a batch that trains on a single row of these lengths, so that it packs into one pass."""
   mask_BT = empty_batch.response_mask_BT.copy()
   mask_BT[0, prompt : prompt + response] = 1
   advantage_B = np.ones_like(empty_batch.advantage_B)

@@ -102,7 +102,7 @@ def digest(state: TrainState, base_sums: Mapping[str, int]) -> str:
 
 
 def changed(saved_sums: Mapping[str, int], computed_sums: Mapping[str, int]) -> str:
-  """List the arrays that were not saved or differ from the saved arrays; '' if all match."""
+  """Name the arrays that were not saved or differ from the saved ones; return '' if all match."""
   return ', '.join(name for name, value in computed_sums.items() if value != saved_sums.get(name))
 
 

@@ -25,7 +25,7 @@ _STRIP = 64
 
 
 class Limits(NamedTuple):
-  """Limits on which earlier tokens a token attends to, each [B, T]; None means no limit."""
+  """Limits on the earlier tokens that a token attends to; each is [B, T], or None for no limit."""
 
   segment_BT: Array | None = None  # int32, tokens with the same number attend to each other
   prefix_BT: Array | None = None  # int32, a second segment that a token attends to

@@ -168,7 +168,7 @@ def unpack_rows(
 
   Args:
     layer: the cache to write to; its contents beyond each row's length become meaningless.
-    packed_layer: the layer's cache of P sequences of T tokens.
+    packed_layer: the layer's cache for the P packed sequences of T tokens.
     row_R: int32, rows of the cache; out-of-range rows are not written.
     start_R: int32, index of each row's first token among the P * T tokens.
     length_R: int32, number of tokens in each row, at least 1.
@@ -287,7 +287,7 @@ def _copy_own_rows(
   sequence_R: jax.Array,
   first_R: jax.Array,
 ) -> jax.Array:
-  """Copy the rows of one device, which stores rows `number_B`; `axis` is the position axis."""
+  """Run `_copy_rows` on one device, which stores rows `number_B`; `axis` is the position axis."""
   place_R = row_R - number_B[0]
   is_own_R = (place_R >= 0) & (place_R < len(number_B))
   order_R = jnp.argsort(~is_own_R)

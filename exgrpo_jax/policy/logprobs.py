@@ -2,7 +2,7 @@
 
 The hidden state at t - 1 predicts the token at t. `token_logprobs` shifts whole rows; training
 gathers the states at the positions from `packing.predictors`. Logits exist for one chunk of
-positions at a time, never for all of [B, T, V]. Further shape letters: W target positions in a
+positions at a time, never for all [B, T] positions. Further shape letters: W target positions in a
 sequence (its window), S positions in a chunk.
 """
 
@@ -231,9 +231,9 @@ def _gradient_before_cap(
 def _distribution(
   hidden_BSD: jax.Array, unembedding_DV: jax.Array, target_BS: Array, temperature: float, cap: float
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array, jax.Array]:
-  """Return (logits_BSV, log p_BSV, is_target_BSV, log p of target_BS, entropy_BS).
+  """Return (logits_BSV, logp_BSV, is_target_BSV, logp_BS of the targets, entropy_BS).
 
-  All except is_target are float32.
+  All except is_target_BSV are float32.
   """
   product_BSV = jnp.einsum(
     'bsd,dv->bsv', hidden_BSD, unembedding_DV, preferred_element_type=jnp.float32

@@ -50,7 +50,7 @@ Params = dict[str, Any]  # nested; leaves are arrays or their shapes
 
 @dataclasses.dataclass(frozen=True)
 class LoraConfig:
-  """LoRA settings: which matrices get adapters, and their rank and scale."""
+  """LoRA settings: which matrices get adapters, and the rank and scale of the adapters."""
 
   rank: int = setting(
     0,

@@ -1,7 +1,7 @@
 """Products of activations and weights, in the fastest form for each platform.
 
 XLA:CPU uses a core's bfloat16 instructions (AMX, AVX512_BF16) only if the result is float32 and the
-left operand is not transposed. In float32 on a CPU without matrix units, it reads an [I, O] weight
+left operand is not transposed. In float32 on a CPU without matrix units, XLA reads an [I, O] weight
 once for every six rows of activations. Decoding has few rows, so the weight is stored as [O, I] and
 used as the left operand, which is read only once. Further shape letters: I input width, O output
 width, M rows.

@@ -142,7 +142,7 @@ def _mix_experts(
   size_E = jnp.bincount(expert_P, length=E + 1)[:E].astype(jnp.int32)
 
   def zero_others(x_PN: jax.Array) -> jax.Array:
-    """Zero the pairs with other devices' experts, because their products are undefined."""
+    """Zero the rows of pairs whose expert is on another device; their products are undefined."""
     if num_experts == E:
       return x_PN
     return jnp.where(jnp.arange(len(x_PN))[:, None] < size_E.sum(), x_PN, 0)

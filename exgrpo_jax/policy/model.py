@@ -250,7 +250,7 @@ def _is_tuple(node: Any) -> bool:
 
 
 def decode_shapes(config: ShapeConfig, mesh: Mesh) -> Params:
-  """Return the shapes, dtypes and shardings in the decode layout without allocating arrays."""
+  """Return the shapes, dtypes and shardings of the decode layout without allocating arrays."""
   _, outer = abstract_module(EmbeddingAndHead, config)
   _, block = abstract_module(Block, config)
   shape = functools.partial(parameter_shape, mesh, dtype=config.dtype)

@@ -18,7 +18,7 @@ from exgrpo_jax.errors import InputError
 
 @dataclasses.dataclass(frozen=True)
 class RopeConfig:
-  """Rotary embedding settings: the wavelengths' base and scaling."""
+  """Rotary embedding settings: the base and scaling of the wavelengths."""
 
   theta: float = setting(1e4, '(0, inf)', 'the base of the wavelengths, in positions')
   scaling: str = setting(
@@ -102,11 +102,11 @@ def frequencies(config: RopeConfig, head_size: int) -> np.ndarray:
 
 
 def _yarn_weights(config: RopeConfig, frequency_P: np.ndarray) -> np.ndarray:
-  """Compute YaRN's weight for the unscaled frequency, interpolated over the pair index."""
+  """Compute YaRN's weight for each pair's unscaled frequency, interpolated over the pair index."""
   P = len(frequency_P)
 
   def pair(turns: float) -> float:
-    """Return the fractional index of the pair that turns this often over `original_positions`."""
+    """Return the fractional index of the pair that makes `turns` turns in `original_positions`."""
     return P * np.log(config.original_positions / (turns * 2 * np.pi)) / np.log(config.theta)
 
   first = max(np.floor(pair(config.beta_fast)), 0)

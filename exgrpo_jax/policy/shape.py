@@ -155,7 +155,7 @@ class ShapeConfig:
     if has_local != bool(self.window):
       raise InputError(
         f'config.model.window={self.window}: the window must be above 0 if any of the '
-        f"{self.num_layers} layers in config.model.layers='{self.layers}' is s or w, and 0 "
+        f"{self.num_layers} layers in config.model.layers='{self.layers}' has kind s or w, and 0 "
         'otherwise. Change one of the two settings.'
       )
 

@@ -77,7 +77,7 @@ def check_names(place: str, sweep: Mapping[Any, Any]) -> None:
   for name, overrides in sweep.items():
     if not isinstance(name, str) or not _FOLDER_NAME.fullmatch(name):
       raise InputError(
-        f'{place}: a trial cannot be named {name!r}, because the name is also used for its folder. '
+        f'{place}: a trial cannot be named {name!r}, because its folder must have the same name. '
         'A name must start with a letter, a digit or _, may also contain any of . , = + - and must '
         'not exceed 200 characters. Use trials.listed to choose names yourself.'
       )
