@@ -65,7 +65,7 @@ def main() -> None:
 
 
 def prepare_process() -> None:
-  """Set up streams, heap, GPU memory share and Ctrl-C handling before imports start threads."""
+  """Set up streams, heap, GPU memory share and Ctrl-C handling before any import starts threads."""
   # A closed stream's number would go to the next opened file, and XLA writes its log to number 2.
   while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
     os.set_inheritable(number, True)

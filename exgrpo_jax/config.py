@@ -38,8 +38,8 @@ OURS = 'ours'
 class RecordedChoice(str):
   """A choice recorded in a run's config; valid even if it is not in the table of choices.
 
-  The run's own config file may have added it. A ConfigDict refuses to replace it with a plain str;
-  use `overridden`.
+  The run's own config file may have added the choice. A ConfigDict refuses to replace a
+  RecordedChoice with a plain str; use `overridden` instead.
   """
 
 
@@ -77,7 +77,7 @@ def build(cls: type[T], values: Mapping[str, Any] | ConfigDict, path: str) -> T:
   """Build `cls` from `values`, or raise an InputError that names `path` and the key.
 
   Args:
-    cls: a frozen dataclass whose fields are created with `setting` or are such dataclasses.
+    cls: a frozen dataclass; each field is created with `setting` or is itself such a dataclass.
     values: one value for each field of `cls`; ints are converted to float for float fields.
     path: where the values come from, e.g. 'config.replay'.
   """
@@ -202,9 +202,9 @@ def _bound(text: str) -> float:
 
 
 class Counterpart(NamedTuple):
-  """A row of counterparts.md: options of TRL and verl, and our settings that replace them.
+  """A row of counterparts.md: options in TRL and verl, and the settings that replace them here.
 
-  verl's names may be shortened to their last parts. 'a.*' stands for all other options in the
+  Names from verl may be shortened to their last parts. 'a.*' stands for all other options in
   section a.
   """
 
@@ -274,13 +274,13 @@ def evaluate_file(
   arguments: Sequence[str] = (),
   is_flag: bool = True,
 ) -> tuple[Any, str]:
-  """Run a Python file's get_config(), get_sweep(), … and return (its result, the file's docstring).
+  """Run a Python file's get_config(), get_sweep(), …; return the result and the file's docstring.
 
   `kind` is the function's name without 'get_', and also the flag's name. With `is_flag`, error
-  messages start with this flag. `description` states the expected result in error messages, ideally
-  with an example file. `check` raises an exception if the result is unusable. Raises InputError
-  with the line number if the file fails, lacks the function, or returns a result that fails
-  `check`.
+  messages start with this flag. `description` tells the reader of an error message which result is
+  expected, ideally with an example file. `check` raises an exception if the result is unusable.
+  Raises InputError with the line number if the file fails, lacks the function, or returns a result
+  that fails `check`.
   """
   function = f'get_{kind}'
   if os.getcwd() not in sys.path:

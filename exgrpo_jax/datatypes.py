@@ -200,7 +200,7 @@ class Response(TokenSequence):
   verdict: Verdict | None = None  # the environment's verdict on a complete episode
 
   def first_step(self, step: int) -> int:
-    """Return the step that sampled the first token; `step` if the response has no spans."""
+    """Return the step in which the first token was sampled; `step` if the response has no spans."""
     return self.spans[0].step if self.spans else step
 
   def observing(self, tokens: np.ndarray) -> 'Response':
@@ -230,7 +230,7 @@ class Trajectory(TokenSequence):
 
 
 def at_own(sequence: TokenSequence, x_N: np.ndarray) -> np.ndarray:
-  """Scatter values of the policy's own tokens to their positions in `sequence`, 0 elsewhere."""
+  """Place values for the policy's own tokens at their positions in `sequence`; the rest are 0."""
   x_T = np.zeros(len(sequence.tokens), x_N.dtype)
   x_T[sequence.own] = x_N
   return x_T

@@ -1,4 +1,4 @@
-"""Pack rows into sequences of two lengths with little padding, in NumPy.
+"""Pack rows into sequences of two possible lengths, with little padding. Uses NumPy.
 
 A row is a prompt and its response. A sequence consists of whole rows, one after another. Attention
 keeps rows apart by their segment numbers, and each row's positions start at 0. If the attention
@@ -136,7 +136,7 @@ def shapes(
   """Choose the (long, short) pass shapes, which do not depend on the rows' actual lengths.
 
   Args:
-    num_shards: number of shards over which sequences are split evenly.
+    num_shards: number of shards across which sequences are split evenly.
     tokens_per_shard: token budget per shard in a long pass; a shard gets at least one sequence.
     longest_row: number of tokens in the longest possible row, at least 2.
     max_response: number of response tokens in the longest possible row.
@@ -172,9 +172,9 @@ def pack(
 ) -> list[Pass]:
   """Pack rows into passes with nearly as few tokens as possible; return at least one pass.
 
-  Best-fit decreasing: rows are placed from longest to shortest, rows with the same prefix together.
-  Each row goes into the sequence where it adds the fewest tokens; ties go to the fullest sequence.
-  Several numbers of long passes are tried; the remaining rows go into short passes.
+  Best-fit decreasing: rows are placed from longest to shortest, keeping rows with the same prefix
+  together. Each row goes into the sequence where it adds the fewest tokens; ties go to the fullest
+  sequence. Different numbers of long passes are tried; the remaining rows go into short passes.
 
   `length_R` is each row's token count, at most the long shape's length; empty rows are skipped.
   `response_R` is each row's number of response tokens, at most the long shape's window. `prefixes`
@@ -212,7 +212,7 @@ def shared_prompts(
   """Find the prefixes that rows share; `prompt_R` is the number of prompt tokens in each row.
 
   A prompt's last token is not part of the prefix, because it predicts each row's first response
-  token. Rows whose prompts were routed to different experts share no prefix.
+  token. Rows whose prompts were routed to different experts do not share a prefix.
   """
   names: dict[bytes, int] = {}
   keys = (

@@ -84,7 +84,7 @@ METRICS = {
 
 
 def setting_hint(key: str, value: Any = None) -> str:
-  """Return a hint if a dotted key was renamed or removed or its value was renamed, else ''."""
+  """Return a hint if a dotted key was renamed or removed, or if its value was renamed; else ''."""
   if key in REMOVED:
     return REMOVED[key]
   if key in SETTINGS:

@@ -1,1 +1,1 @@
-"""The commands, one thin file each: flags and a call into the package."""
+"""The commands. Each is a thin file that defines flags and calls into the package."""

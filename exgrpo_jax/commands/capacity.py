@@ -28,8 +28,8 @@ def define_flags() -> None:
   flags.DEFINE_string(
     'device',
     None,
-    'The GPU to use instead of --topology: its memory, such as 24gb, or one of these names in '
-    f'any spelling: {", ".join(devices.GPUS)}.',
+    'The GPU to use instead of --topology: its memory, such as 24gb, or one of these names '
+    f'(any spelling works): {", ".join(devices.GPUS)}.',
   )
   flags.DEFINE_bool(
     'fit',

@@ -2,12 +2,12 @@
 
 exgrpo check --config=arithmetic --workdir=/tmp/arithmetic
 
-Accepts train's flags and performs train's first checks: flags, config, reward functions, wandb,
-model shape, tokenizer, and whether local data and weights exist. If the model is on the Hub or in a
-GGUF file, the files that describe it are cached, but its weights are not. Nothing else is written.
-Buckets are not read. With config.num_epochs, the training questions are also read to count the
-steps. Exit status: 0 if it finds no problem, 2 if the run cannot start, 1 if the network or the
-storage failed.
+Accepts the same flags as train and performs the checks that train performs first: flags, config,
+reward functions, wandb, model shape, tokenizer, and whether local data and weights exist. If the
+model is on the Hub or in a GGUF file, the files that describe it are cached, but its weights are
+not. Nothing else is written. Buckets are not read. With config.num_epochs, the training questions
+are also read to count the steps. Exit status: 0 if no problem was found, 2 if the run cannot start,
+1 if the network or the storage failed.
 """
 
 from etils import epath
@@ -28,7 +28,7 @@ from exgrpo_jax.training.checks import check_command
 
 
 def define_flags() -> None:
-  """Define the same flags as train."""
+  """Define the same flags as the train command."""
   command_line.define_config()
   command_line.define_workdir()
   command_line.define_hosts()

@@ -187,7 +187,8 @@ def run(
     main: called with the flags, followed by any words after the command.
     define_flags: defines the command's flags.
     on_all_hosts: True if several hosts can run the command together.
-    metavar: a name for the words after the command, e.g. 'WORKDIR'; if set, at least one is needed.
+    metavar: a name for the words after the command, e.g. 'WORKDIR'; if set, at least one word is
+      required.
   """
   try:
     define_flags()  # reads a --flagfile
@@ -309,7 +310,7 @@ def _absl_flags(argv: list[str]) -> list[str]:
 
 
 def _explanation(message: str) -> str:
-  """Expand an absl error message. For a bad value, say what the flag accepts and means."""
+  """Expand an absl error message. For a bad value, say what is accepted and what the flag means."""
   match = re.match(r'flag --(\w+)=(.*?): ', message, re.DOTALL)
   if not match:
     return f'{message.rstrip(".")}. --help lists all flags.'

@@ -80,7 +80,7 @@ def main(args: command_line.Args) -> None:
 def _folder(args: command_line.Args) -> Iterator[epath.Path]:
   """Yield the output folder, after checking that --push can succeed.
 
-  This is a temporary folder if --out is not set.
+  The folder is temporary if --out is not set.
   """
   if args.push and '://' in (args.out or ''):
     raise InputError(f'--out={args.out}: --push needs a local folder. Remove --out.')
@@ -146,7 +146,7 @@ def _export(args: command_line.Args, source: policies.Source, out: epath.Path) -
 
 
 def new_folder(name: str | None) -> epath.Path:
-  """Return the folder given by --out. Raises InputError if it is not empty or --out is not set."""
+  """Return the --out folder. Raises InputError if --out is unset or the folder is not empty."""
   if not name:
     raise InputError('--out is required. Set it to the output folder.')
   out = epath.Path(name).expanduser()
@@ -183,7 +183,7 @@ def _check_adapters(config: RunConfig, dtype: str | None) -> None:
   if not config.lora.rank:
     problem = 'this run trained the whole model (config.lora.rank=0) and has no adapters'
   elif not config.model.path or config.warm_start.num_updates:
-    problem = 'the adapters need random or warm-started weights, which are not in any model folder'
+    problem = 'the adapters need random or warm-started weights, which no model folder contains'
   elif config.model.extension.rope_theta:
     problem = "adapters cannot store the run's config.model.extension.rope_theta"
   elif dtype:

@@ -3,8 +3,8 @@
 exgrpo report /tmp/chains --out=report.html
 exgrpo report /tmp/first /tmp/second --out=both.html
 
-The page works offline and, without --texts=all, needs no other files. With --serve, you can follow
-the runs in a local browser. Nothing is written into a workdir unless --out points there.
+The page works offline. It needs no other files, unless you set --texts=all. With --serve, you can
+follow the runs in a local browser. Nothing is written into a workdir unless --out points there.
 """
 
 import math

@@ -47,7 +47,8 @@ def main(args: command_line.Args) -> None:
   check_local(f'--workdir={args.workdir}')
   if args.sbatch and args.launcher != 'slurm':
     raise InputError(
-      f'--sbatch={args.sbatch}: this flag needs --launcher=slurm. Add it, or remove --sbatch.'
+      f'--sbatch={args.sbatch}: this flag needs --launcher=slurm. Add --launcher=slurm, or remove '
+      '--sbatch.'
     )
   options = slurm.check_options(args.sbatch)
   path = config_files.shipped_path(args.sweep, _SWEEPS, 'sweep')

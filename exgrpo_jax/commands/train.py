@@ -50,7 +50,7 @@ def main(args: command_line.Args, callbacks: Sequence[Callback] = ()) -> None:
 
 
 def _is_finished(config: RunConfig, workdir: str, newest_step: int) -> bool:
-  """Return True, and print why, if the run has taken more steps than the config specifies."""
+  """Print a message and return True if the run has taken more steps than the config specifies."""
   if newest_step > config.num_steps:
     print(messages.finished(workdir, newest_step, config.length), flush=True)
   return newest_step > config.num_steps

@@ -29,7 +29,7 @@ def sample(
 
   Log-probabilities and entropies are in nats, under the sampling distribution or, at temperature 0,
   under the distribution at temperature 1. Raises InputError if `prompts` is not a list of
-  strings, if a prompt is longer than config.rollout.max_prompt, or if there is an environment.
+  strings, if a prompt is longer than config.rollout.max_prompt, or if an environment is set.
   """
   policies.check(policy)
   tokenizer, config = policy.experiment.tokenizer, policy.experiment.config
@@ -58,7 +58,7 @@ def sample(
 def play(
   policy: Policy, row: int, samples: int = 1, *, seed: int = 0
 ) -> tuple[np.ndarray, list[Response]]:
-  """Play episodes in the environment of the policy's config, sampling as `sample` does.
+  """Play episodes in the environment named in the policy's config, sampling as `sample` does.
 
   `row` is the question's row in config.data.train. The same `seed` gives the same episodes. Returns
   the prompt's tokens and the episodes. Raises InputError if the config has no environment or the

@@ -149,8 +149,8 @@ def by_source(records: Sequence[Record]) -> dict[str, list[Record]]:
 def majority(question: Question, verdicts: Sequence[Verdict]) -> float | None:
   """Return the probability that the most frequent answer is correct; None if there are no answers.
 
-  A tie is broken at random. All correct answers count as the same answer, except for reasoning_gym
-  tasks, which may accept different answers. Wrong answers are the same if their texts match.
+  A tie is broken at random. All correct answers count as the same answer, except in reasoning_gym
+  tasks, which may accept different answers. Wrong answers count as the same if their texts match.
   """
   has_one_answer = question.kind != reasoning_gym.KIND
   votes = collections.Counter(
@@ -357,7 +357,7 @@ def _write_manual(
 def prepare_policy(
   source: Source, values: ConfigDict, specs: Sequence[str]
 ) -> tuple[Experiment, list[Part]]:
-  """Open the experiment of a policy, and load the questions of each data spec."""
+  """Open a policy's experiment, and load the questions of each data spec."""
   experiment = open_experiment(values, source.path)
   samples = experiment.config.evaluation.samples
   with jax.set_mesh(experiment.meshes.training), console.opened(), machine.explained():

@@ -70,7 +70,7 @@ def open_table(value: str, out: str | None, row: str) -> Table:
 
 
 def with_settings(suite: Suite, values: ConfigDict, overrides: Iterable[str]) -> ConfigDict:
-  """Apply the suite's settings, except for the keys in `overrides`, set on the command line."""
+  """Apply the suite's settings, except those overridden on the command line (`overrides`)."""
   settings = {key: value for key, value in suite.settings.items() if key not in overrides}
   return overridden(values, settings)
 

@@ -38,7 +38,7 @@ def shipped_names(package: str) -> list[str]:
 def shipped_path(value: str, package: str, flag: str) -> str:
   """Return the path of a config file, given its path or its name in `package`.
 
-  `flag` is 'config', 'sweep' or 'suite': in messages, the flag's name and the kind of file.
+  `flag` is 'config', 'sweep' or 'suite'. Messages use it as the flag's name and the kind of file.
   Raises InputError if the file does not exist.
   """
   if not value.endswith('.py') and os.sep not in value:
@@ -62,7 +62,7 @@ def shipped_path(value: str, package: str, flag: str) -> str:
 
 
 def config_path(value: str) -> str:
-  """Resolve a config name to its path. Keeps the argument of get_config, which follows a colon."""
+  """Resolve a config name to its path. Keeps the text after a colon (get_config's argument)."""
   file, colon, argument = value.partition(':')
   return shipped_path(file, CONFIGS, 'config') + colon + argument
 

@@ -1,6 +1,6 @@
 """An experiment: a checked config with its tokenizer, meshes and model shape.
 
-This module also loads its weights and questions, and builds the spec for its updates.
+This module also loads the experiment's weights and questions, and builds its update spec.
 """
 
 import dataclasses
@@ -47,7 +47,7 @@ class Experiment:
 
 
 def model_name(config: RunConfig) -> str:
-  """Return the folder or Hub name of the checkpoint that the config starts from; '' if none."""
+  """Return the folder or Hub name of the checkpoint that the run starts from, or '' if none."""
   return config.model.path or config.model.repository
 
 
@@ -84,7 +84,7 @@ def with_dtype(config: RunConfig, workdir: str = '', platform: str = '') -> RunC
 
 
 def _recorded_dtype(config: RunConfig, workdir: str) -> str:
-  """Return the dtype of the run in `workdir` or of the warm start that it reuses, or 'auto'."""
+  """Return the dtype recorded by the run in `workdir` or by the warm start to reuse, or 'auto'."""
   is_run = bool(workdir) and os.path.exists(os.path.join(workdir, 'config.json'))
   dtype = stored_dtype(read_config(workdir)) if is_run else 'auto'
   if dtype == 'auto' and config.warm_start.num_updates and (is_run or config.warm_start.path):
@@ -102,7 +102,7 @@ def open_experiment(values: ConfigDict, workdir: str) -> Experiment:
   """Check a config and open its experiment. Loads the tokenizer, or trains one in the workdir.
 
   If there is a run in `workdir`, Hub names resolve to the commits that the run used, and a dtype of
-  'auto' resolves to its dtype.
+  'auto' resolves to the run's dtype.
 
   Run model code inside `with jax.set_mesh(experiment.meshes.training)`; `SlotEngine.generate`
   enters the decoding mesh itself.
@@ -188,7 +188,7 @@ def model_config(config: RunConfig) -> model.ShapeConfig:
 
 
 def load_weights(experiment: Experiment, frozen: bool = False) -> model.Params:
-  """Load the parameters of the checkpoint that the config starts from. May fetch it from the Hub.
+  """Load the weights of the checkpoint that the run starts from. May fetch them from the Hub.
 
   For `frozen`, see `weights.load`.
   """
@@ -202,7 +202,7 @@ def load_weights(experiment: Experiment, frozen: bool = False) -> model.Params:
 def load_questions(experiment: Experiment, spec: str) -> QuestionSet:
   """Load the questions of a data spec, with their prompts.
 
-  `data.on_overlong` determines whether long prompts are rejected or dropped.
+  `data.on_overlong` determines whether prompts that are too long are dropped or cause an error.
   """
   config, tokenizer = experiment.config, experiment.tokenizer
   max_prompt = config.rollout.max_prompt
@@ -216,9 +216,9 @@ def load_questions(experiment: Experiment, spec: str) -> QuestionSet:
 
 
 def check_embedded(experiment: Experiment, rows: Iterable[np.ndarray], text: str) -> None:
-  """Raise InputError if a token in a row has no embedding; `text` describes a row in the message.
+  """Raise InputError if a token in a row has no embedding; `text` describes the row in the message.
 
-  A checkpoint's tokenizer may have more tokens than its model, such as Gemma 3 1B's image token.
+  A checkpoint's tokenizer may have more tokens than its model. Example: Gemma 3 1B's image token.
   """
   vocab_size, tokenizer = experiment.model.vocab_size, experiment.tokenizer
   if vocab_size >= tokenizer.vocab_size:

@@ -57,7 +57,7 @@ class Source(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Policy:
-  """A language model ready to sample."""
+  """A language model that is ready to sample from."""
 
   source: Source
   experiment: Experiment
@@ -74,7 +74,7 @@ def at(path: str) -> Source:
 def config_values(
   source: Source, user_config: ConfigDict | None = None, max_response: int | None = None
 ) -> ConfigDict:
-  """Return a config for sampling: a copy of `user_config`, the run's, or one for the model.
+  """Return a sampling config: a copy of `user_config`, the run's config, or one made for the model.
 
   `max_response` is passed to `suited_to`. Raises InputError if the run's model, LoRA, tokenizer or
   prompt settings differ from the settings in `user_config`.
@@ -130,7 +130,7 @@ def _is_model(values: Mapping[str, Any]) -> bool:
 
 
 def suited_to(path: str, max_response: int | None = None) -> ConfigDict:
-  """Make a sampling config for a model, with slots that fit in _CACHE_BYTES."""
+  """Make a sampling config for a model, with no more slots than fit in _CACHE_BYTES."""
   values: Any = base_config()
   values.model.update(path=path, dtype='auto')
   folder = hub_checkpoint.folder(path, '--model')
@@ -164,7 +164,7 @@ def open_policy(
       value), e.g. {'evaluation.temperature': 0.0}.
     step: the step of the checkpoint to load; the newest by default.
 
-  Raises InputError if the policy doesn't exist or is damaged, or a setting doesn't exist.
+  Raises InputError if the policy doesn't exist or is damaged, or if a setting doesn't exist.
   """
   requirement = "a run's workdir, or the folder or name of a Hugging Face model"
   check_argument('path', path, (str, os.PathLike), requirement)

@@ -119,8 +119,9 @@ class EvaluationConfig:
   require: tuple[str, ...] = setting(
     (),
     verifier.REQUIREMENTS,
-    "parts that a correct response must contain: '</think>' (think, only if prompts end in "
-    "'<think>'), \\boxed{...} (box); the paper requires both. For training, see config.verifier",
+    "parts that a correct response must contain: think stands for '</think>', which is required "
+    "only if prompts end in '<think>'; box stands for \\boxed{...}; the paper requires both. For "
+    'training, see config.verifier',
   )
 
   @property
@@ -140,18 +141,22 @@ class ExportConfig:
   best: bool = setting(
     False,
     None,
-    'export the policy with the highest mean score over the sources of config.data.validation to '
-    'workdir/export/best; the evaluation before the first step is ignored',
+    'export the best policy to workdir/export/best. The best policy is the one with the highest '
+    'mean score over the sources of config.data.validation; the evaluation before the first step '
+    'is ignored',
   )
   best_without: tuple[str, ...] = setting(
-    (), None, "sources of config.data.validation to leave out of this mean, e.g. ('minerva',)"
+    (),
+    None,
+    'sources of config.data.validation to leave out of this mean score (validation/score), e.g. '
+    "('minerva',)",
   )
   last: bool = setting(False, None, 'export the final policy to workdir/export/last')
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RunConfig:
-  """A complete, checked config. Field names match the ConfigDict."""
+  """A complete, checked config. The field names match those in the ConfigDict."""
 
   seed: int = setting(
     0, '[0, 2^63)', 'runs with the same seed are bit-for-bit identical, unless verdicts time out'
@@ -251,8 +256,8 @@ def check_dropping(config: RunConfig) -> None:
     baseline, sampling = config.objective.baseline, config.rollout.dynamic_sampling
     raise InputError(
       f'config.rollout.dynamic_sampling={sampling}: dynamic sampling drops groups with equal '
-      f'rewards, but with config.objective.baseline={baseline!r} such groups have a gradient. Set '
-      'config.rollout.dynamic_sampling=1, or choose another baseline.'
+      f'rewards, but with config.objective.baseline={baseline!r} such groups still have a '
+      'gradient. Set config.rollout.dynamic_sampling=1, or choose another baseline.'
     )
 
 

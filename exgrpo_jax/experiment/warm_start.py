@@ -180,10 +180,10 @@ _SETTINGS = {'seed': 'warm_start.seed', 'train': 'data.train'}
 
 
 def initial_params(experiment: Experiment, data: QuestionSet | None = None) -> model.Params:
-  """Return the run's initial parameters, from a checkpoint or random, after any warm start.
+  """Return the run's initial parameters (from a checkpoint, or random) after any warm start.
 
-  With LoRA, these are the adapters' base and are frozen (see `model.shapes`). `data` are the
-  training questions for the pass-rate check; None is allowed unless a warm start must be trained.
+  With LoRA, these are the frozen base of the adapters (see `model.shapes`). `data` are the training
+  questions for the pass-rate check; None is allowed unless a warm start must be trained.
   """
   config, mesh = experiment.config, experiment.meshes.training
   name, rows, is_warm = experiment.model_name, None, config.warm_start.num_updates > 0
@@ -221,8 +221,8 @@ def run(
   """Return the parameters after the warm start: load a stored result, or train and store one.
 
   `data` are the training questions for the `stop_at_pass_rate` check; None is allowed if a result
-  is stored. `rows` are the rows to learn from; None loads them. Raises InputError if the folder
-  contains the result of a different config.
+  is stored. `rows` are the rows to learn from; if None, they are loaded. Raises InputError if the
+  folder contains the result of a different config.
   """
   directory = warm_start_folder(experiment.config, experiment.workdir)
   run_origin = origin(experiment.config, experiment.model)
@@ -263,7 +263,7 @@ def _load_result(
 def _changes(directory: str, run_origin: Mapping[str, Any]) -> list[str]:
   """Describe how `run_origin` differs from the origin of the folder's result.
 
-  Settings that an earlier version did not record count as unchanged.
+  Settings that earlier versions did not record are treated as unchanged.
   """
   stored_origin = json.loads(pathlib.Path(directory, ORIGIN).read_text())
   before, after = (
@@ -432,10 +432,11 @@ def _choose(size: int, count: int, seed: int, update: int) -> list[int]:
 
 
 def _optimizer(config: RunConfig) -> optimizer.OptimizerConfig:
-  """Return the AdamW settings. Clips gradients at norm 1 because the loss is a per-token mean.
+  """Return the AdamW settings.
 
-  Only the moments' dtype comes from config.optimizer, so that runs with different optimizer
-  settings can share the warm start.
+  Gradients are clipped at norm 1 because the loss is a per-token mean. Only the moments' dtype
+  comes from config.optimizer, so that runs with different optimizer settings can share the warm
+  start.
   """
   warm_start = config.warm_start
   return optimizer.OptimizerConfig(

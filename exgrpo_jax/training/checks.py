@@ -125,7 +125,7 @@ def _try_question_rule(config: replay.ReplayConfig, num_rollouts: int) -> None:
 
 
 def _try_baseline(config: RunConfig) -> None:
-  """Try the baseline on groups of 0 to K successes, some of them with a replayed success."""
+  """Try the baseline on groups with 0 to K successes, including groups with a replayed success."""
   name, size = config.objective.baseline, config.rollout.group_size
   if baseline := advantages.BASELINES[name]:
     reward_QK = np.tri(size + 1, size, -1)[:, ::-1]
@@ -138,7 +138,7 @@ def _try_baseline(config: RunConfig) -> None:
 
 
 def _first_update(config: optimizer.OptimizerConfig, params: dict[str, jax.Array]) -> Any:
-  """Return the (updates, state) of a first update, and values with the required types."""
+  """Return (updates, state) from a first update, and a template that has the required types."""
   transformation = optimizer.OPTIMIZERS[config.name](config)
   state = transformation.init(params)
   storage.bit_sums(state)  # fails if a checkpoint cannot contain the state
@@ -157,7 +157,10 @@ def _check_numbers(
 
 
 def _check_types(result: Any, template: Any, exact: bool = False) -> None:
-  """Raise ValueError if structures, shapes or dtypes differ; `exact` also compares float dtypes."""
+  """Raise ValueError if structures, shapes or dtypes differ.
+
+  Different float dtypes are allowed unless `exact` is set.
+  """
 
   def description(x: Any) -> str:
     is_float = not exact and jnp.issubdtype(x.dtype, jnp.floating)
@@ -195,7 +198,7 @@ def check_data(config: RunConfig, data: QuestionSet, workdir: str, newest_step: 
   """Raise InputError if a run cannot resume after `newest_step` with these questions.
 
   The buffer and the cursor refer to questions by row. With `num_epochs`, the number of questions
-  must still give the recorded number of steps.
+  must still result in the recorded number of steps.
   """
   record = read_config(workdir) if has_begun(workdir) else {'num_epochs': 0, 'num_steps': 0}
   epochs, steps = record['num_epochs'], record['num_steps']
@@ -222,7 +225,7 @@ def check_data(config: RunConfig, data: QuestionSet, workdir: str, newest_step: 
 
 
 def warn_of_overlap(data: QuestionSet, evaluations: Sequence[QuestionSet]) -> None:
-  """Warn about evaluations that contain prompts of training questions.
+  """Warn if an evaluation contains the prompts of training questions.
 
   A prompt with several answers is ignored, because it does not identify a question: all episodes of
   a game may start with the same prompt.

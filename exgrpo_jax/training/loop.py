@@ -127,7 +127,7 @@ def observe(run: Run, params: model.Params, experience: Experience) -> dict[str,
 
 
 def _refuse_names(names: Iterable[str]) -> None:
-  """Raise InputError if there are any `names` that both the callbacks and the run itself use."""
+  """Raise InputError if there are any `names`: metrics logged by both the callbacks and the run."""
   if clashes := sorted(names):
     raise InputError(
       f'callbacks: the run itself logs {", ".join(clashes)}. Choose other names, such as '
@@ -144,7 +144,7 @@ def learn(
   From the second epoch on, the groups are shuffled. Returns the new state (`state` is donated) and
   a dict of sums for each epoch: the sums of `objective.token_loss`, 'loss', 'gradient_norm',
   'learning_rate', 'skipped' and 'updates' and, with `max_kl`, 'skipped_by_kl'. The sums are float32
-  device scalars and may not be computed yet.
+  device scalars and may not have been computed yet.
   """
   config = run.experiment.config
   clip = objective.clips_fresh_ratios(config.objective, experience.plan.replay_started)

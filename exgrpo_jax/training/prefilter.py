@@ -112,7 +112,10 @@ def filter_questions(
 def _attempts(
   experiment: Experiment, data: QuestionSet, decode_params: model.Params, samples: int
 ) -> Iterator[Attempt]:
-  """Yield each question with its graded responses, seeded by config.seed, question and sample."""
+  """Yield each question with its graded responses.
+
+  Each response is seeded by config.seed, the question and the sample number.
+  """
   config = experiment.config
   overrides = {'group_size': samples, 'partial': False, 'dynamic_sampling': 1.0}
   rollout_config = dataclasses.replace(config.rollout, **overrides)

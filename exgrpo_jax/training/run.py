@@ -55,7 +55,7 @@ class Run:
     return alarms.last_step(self.scores, config.num_steps, config.evaluation.patience)
 
   def policy(self, params: model.Params) -> model.Params:
-    """Return the policy's parameters: with LoRA, the base plus the adapters `params`."""
+    """Return the policy's parameters: `params` or, with LoRA, the base plus these adapters."""
     return lora.joined(self.experiment.config.lora, self.initial, params)
 
 
@@ -117,7 +117,7 @@ def _newest_checkpoint(run: Run) -> str:
 
 
 def alarm_setup(experiment: Experiment, rollout: RolloutSetup) -> alarms.Setup:
-  """Return the facts about a run that its warnings depend on, in addition to the metrics."""
+  """Return the facts, other than the metrics, that a run's warnings depend on."""
   config = experiment.config
   return alarms.Setup(
     num_steps=config.num_steps,
