@@ -246,8 +246,7 @@ def opened(
       step_records.Writer(workdir, first_step) as records,
       pool.Grader(config.grading, config.verifier) as grader,
     ):
-      # The first host may not have deleted later steps yet.
-      past_metrics = metrics.read(workdir, first_step)
+      past_metrics = metrics.read(workdir, first_step)  # later steps may not be deleted yet
       score_of = scores_of(past_metrics, alarms.SCORE)  # validation score by step
       if first_step <= alarms.last_step(score_of, config.num_steps, config.evaluation.patience):
         record_start(workdir, first_step, _digests(rollout.data, snapshot, base_sums))
