@@ -144,7 +144,7 @@ def test_last_policies_are_evaluated_once_with_many_samples(
 ):
   evaluated = []
 
-  def evaluate(source, values, specs, out):  # `prepared` passes them through
+  def evaluate(source, values, specs, out):  # `prepare_policy` passes them through
     evaluated.append(os.path.basename(source.path))
     samples, score = values.evaluation.samples, len(evaluated) / 10
     measured = {f'eval/sums_to_2/avg@{samples}': score, f'eval/sums_to_2/pass@{samples}': 1.0}
@@ -152,7 +152,7 @@ def test_last_policies_are_evaluated_once_with_many_samples(
     pathlib.Path(out).mkdir()
     pathlib.Path(out, 'evaluations.jsonl').write_text(json.dumps(line) + '\n')
 
-  monkeypatch.setattr(scores, 'prepared', lambda _, values, specs: (values, specs))
+  monkeypatch.setattr(scores, 'prepare_policy', lambda _, values, specs: (values, specs))
   monkeypatch.setattr(scores, 'evaluate_policy', evaluate)
   path = write_study(last_data="'sums.jsonl[:2]'", last_samples='16')
   assert start(path) == start(path) == 0
