@@ -62,7 +62,7 @@ def take(
       'questions. Add data, or use fewer questions per step.'
     )
   if count + len(taken) > at_once:
-    raise ValueError(f'{count=} plus {len(taken)} taken rows is more than {at_once=}.')
+    raise ValueError(f'{count=} plus the {len(taken)} rows already taken exceeds {at_once=}.')
   epoch, position = cursor.epoch, cursor.position
   rows, skipped_rows = [], set(taken)
   while len(rows) < count:

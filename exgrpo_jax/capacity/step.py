@@ -205,7 +205,7 @@ class Estimate(NamedTuple):
 
   @property
   def seconds(self) -> float:
-    """Return the time of the whole step."""
+    """Return the duration of the whole step."""
     return sum(part.seconds for part in self.parts)
 
   def seconds_of(self, name: str) -> float:

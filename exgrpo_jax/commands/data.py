@@ -76,7 +76,7 @@ def run() -> None:
   word = sys.argv[1] if len(sys.argv) > 1 else ''
   if word not in ('show', 'prefilter', '--help', '-h'):
     command_line.refuse(
-      InputError(f"'{word}': the word after data must be show or prefilter. See --help.")
+      InputError(f"'{word}': 'data' must be followed by 'show' or 'prefilter'. See --help.")
     )
   if not word.startswith('-'):
     del sys.argv[1]

@@ -19,7 +19,7 @@ def define_flags() -> None:
 def main(args: command_line.Args, *names: str) -> None:
   """Write the model to the output folder."""
   if names != ('smollm2',):
-    raise InputError(f"'{' '.join(names)}': the word after prepare must be smollm2. See --help.")
+    raise InputError(f"'{' '.join(names)}': 'prepare' must be followed by 'smollm2'. See --help.")
   out = export.new_folder(args.out)
   with hub_checkpoint.downloaded_smollm2() as path:
     dtype = export.write_model(path, out)

@@ -108,9 +108,9 @@ def load(spec: str) -> RewardFunction:
   for name in required:
     if name in _FOREIGN:
       raise ValueError(
-        f'its parameter {name!r} is for {_FOREIGN[name]} rewards; here, a reward is called once '
-        'per response, receives values by parameter name ('
-        f'{", ".join(PARAMETERS)}, or a column of the data), and returns one number, as in '
+        f'its parameter {name!r} belongs to {_FOREIGN[name]} rewards; here, a reward is called '
+        f'once per response, takes any of the parameters {", ".join(PARAMETERS)} or columns of the '
+        'data, and returns one number, as in '
         '`def reward(response, answer): return float(answer in response)`'
       )
   return RewardFunction(spec, function, tuple(required), tuple(optional))

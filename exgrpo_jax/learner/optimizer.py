@@ -140,7 +140,7 @@ def _second_moments_in_bfloat16(adam: optax.GradientTransformation) -> optax.Gra
   """Keep the second moment in bfloat16 with stochastic rounding.
 
   An update shrinks the second moment by at most a thousandth (1 - b2). Adjacent bfloat16
-  values differ by four to eight thousandths, so with rounding to nearest the moment would never
+  values differ by four to eight thousandths, so with rounding to nearest, the moment would never
   decrease. Stochastic rounding is correct on average (arXiv:1502.02551). The first moment changes
   by about a tenth per update and does not need stochastic rounding.
   """

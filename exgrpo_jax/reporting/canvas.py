@@ -102,7 +102,7 @@ def wrap(text: str, width: int) -> str:
 
 
 def line(ax: Axes, steps: np.ndarray, values: np.ndarray, text: str, **style: Any) -> np.ndarray:
-  """Draw values over steps, smoothed if there are many steps; return the drawn values."""
+  """Plot values against steps, smoothed if there are many; return the plotted values."""
   is_long = steps[-1] >= SMOOTHED_FROM and len(steps) >= _SPARSE
   drawn_values = smoothed(values) if is_long else np.asarray(values, float)
   marker = None if is_long else 'o'

@@ -127,7 +127,7 @@ def observe(run: Run, params: model.Params, experience: Experience) -> dict[str,
 
 
 def _refuse_names(names: Iterable[str]) -> None:
-  """Raise InputError if there are any `names`: metrics logged by both the callbacks and the run."""
+  """Raise InputError unless `names`, the metrics that callbacks and the run both log, is empty."""
   if clashes := sorted(names):
     raise InputError(
       f'callbacks: the run itself logs {", ".join(clashes)}. Choose other names, such as '

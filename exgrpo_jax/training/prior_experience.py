@@ -123,7 +123,7 @@ def _run_traces(experiment: Experiment, path: str) -> Iterable[seeding.Trace]:
     if row >= len(run_data.prompts) or len(run_data.prompts[row]) != length:
       raise InputError(
         f'config.experience.path={path}: {run_data.spec} has changed since that run: the '
-        f'prompt in row {row} was {length} tokens long then. Restore the original data.'
+        f'prompt in row {row} used to be {length} tokens long. Restore the original data.'
       )
   for row, question in zip(rows, run_data.questions.read(rows)):
     entry = buffer.entries[row]

@@ -552,5 +552,5 @@ def test_if_all_have_retired_the_questions_not_replayed_are_read():
 def test_fewer_questions_than_a_step_needs_are_refused():
   with pytest.raises(InputError, match='has 3 questions, but a step needs 4 distinct'):
     take((0, 0), 1, size=3)
-  with pytest.raises(ValueError, match='count=3 plus 2 taken rows is more than at_once=4'):
+  with pytest.raises(ValueError, match='count=3 plus the 2 rows already taken exceeds at_once=4'):
     take((0, 0), 3, taken=[1, 2])

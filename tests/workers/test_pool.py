@@ -233,7 +233,7 @@ CODE = misbehaving.__name__
     ({'rewards': (f'{CODE}:time',)}, 'TypeError: '),
     (
       {'rewards': (f'{CODE}:of_trl',)},
-      "'completions' is for TRL rewards; here, a reward is called",
+      "'completions' belongs to TRL rewards; here, a reward is called",
     ),
     ({'rewards': (f'{CODE}:of_verl',)}, 'as in `def reward(response, answer): return float('),
     ({'rewards': (f'{CODE}:broken',)}, f"KeyError: 'score' ({misbehaving.__file__}:"),

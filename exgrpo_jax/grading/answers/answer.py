@@ -1,4 +1,4 @@
-"""Interpretation of an answer's text as a reading."""
+"""Parse the text of an answer into a reading."""
 
 import re
 from collections.abc import Iterator, Sequence

@@ -350,7 +350,7 @@ def _split_assignment(reading: Reading) -> Reading:
 
 
 def _same_without_labels(unlabelled: Reading, assignments: Sequence[tuple[Tree, Reading]]) -> bool:
-  """Compare a reading with labeled values; coordinates ('y = 2, x = 1') are sorted by label."""
+  """Compare unlabeled with labeled values; coordinates ('y = 2, x = 1') are sorted by label."""
   names = sorted(label[1] for label, _ in assignments if label[0] == 'symbol')
   if len(names) == len(assignments) and ''.join(names) in _ALPHABET:
     assignments = sorted(assignments, key=lambda assignment: assignment[0][1])
