@@ -61,7 +61,7 @@ def _make_step(experiment: Experiment) -> Step:
   params = model.init(experiment.model, key, meshes.training)
   if config.lora.rank:
     params = model.frozen(experiment.model, params, meshes.training)
-    storage.of_base(params)
+    storage.base_checksums(params)
   initial, trained_params = first_params(experiment, params)
   policy = lora.joined(config.lora, initial, trained_params)
   state = optimizer.init(config.optimizer, config.num_updates, trained_params)

@@ -204,5 +204,5 @@ def load_run_params(
   if not config.lora.rank:
     return checkpoint.restore_params(workdir, step, shapes)
   base = warm_start.initial_params(experiment)
-  adapters, step = checkpoint.restore_params(workdir, step, shapes, storage.of_base(base))
+  adapters, step = checkpoint.restore_params(workdir, step, shapes, storage.base_checksums(base))
   return lora.joined(config.lora, base, adapters), step

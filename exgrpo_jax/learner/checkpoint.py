@@ -253,7 +253,7 @@ def save(
   manager.wait_until_finished()
   step, newest, cursor = snapshot.step, manager.latest_step(), dataclasses.asdict(snapshot.cursor)
   previous = None if newest is None else manager.directory / str(newest) / 'buffer'
-  sums = storage.of_state(snapshot.state, cursor)
+  sums = storage.state_checksums(snapshot.state, cursor)
   manager.save(
     step,
     args=ocp.args.Composite(
@@ -289,7 +289,7 @@ def restore(
       cursor=ocp.args.JsonRestore(),
       carried=FolderArgs(read_partial),
     )
-  computed_sums = storage.of_state(items['state'], items['cursor'])
+  computed_sums = storage.state_checksums(items['state'], items['cursor'])
   with hosts.refusing_together(DamagedError):
     if array_names := storage.changed(sums, computed_sums):
       raise DamagedError(f'{array_names}: {_NOT_WHAT_WAS_SAVED}')
@@ -399,7 +399,7 @@ def restore_params(
     raise InputError(f'{path} is damaged ({error}). Choose another --step.') from error
   params = items['state']['params']
   _check_base(path, items['sums'], base_sums)
-  computed_sums = storage.of_state(TrainState(params, ()), {})
+  computed_sums = storage.state_checksums(TrainState(params, ()), {})
   if array_names := storage.changed(items['sums'], computed_sums):
     raise InputError(
       f'{path}/state is damaged ({array_names}: {_NOT_WHAT_WAS_SAVED}). Choose another --step.'

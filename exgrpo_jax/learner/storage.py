@@ -82,12 +82,12 @@ def _failure(error: BaseException) -> str:
 # A checksum is the sum of an array's bits. It is equal on every mesh, and a flipped bit changes it.
 
 
-def of_state(state: TrainState, cursor: Mapping[str, int]) -> dict[str, int]:
+def state_checksums(state: TrainState, cursor: Mapping[str, int]) -> dict[str, int]:
   """Map each array's name to its checksum; the cursor's numbers are their own checksums."""
   return {f'cursor.{name}': value for name, value in cursor.items()} | _sums_by_name(state)
 
 
-def of_base(base: Params) -> dict[str, int]:
+def base_checksums(base: Params) -> dict[str, int]:
   """Map the name of each array in LoRA's frozen base to its checksum."""
   return {f'base{name}': value for name, value in _sums_by_name(base).items()}
 

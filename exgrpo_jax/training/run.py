@@ -143,7 +143,7 @@ def begin(
   config = experiment.config
   initial, base_sums = params if config.keeps_initial else None, checkpoint.NO_BASE
   if config.lora.rank and initial is not None:
-    base_sums = storage.of_base(initial)
+    base_sums = storage.base_checksums(initial)
   with activity.doing('reading the newest checkpoint'):
     snapshot = checkpoint.restore_newest(manager, state_shapes(experiment), base_sums)
   if snapshot:
