@@ -241,7 +241,7 @@ def damaged(folder):
   ('break_it', 'message'),
   [
     (lambda folder: trained_on(folder, 'gone.jsonl'), r'cannot be loaded\. gone\.jsonl: there is'),
-    (with_longer_prompts, r'the prompt in row \d+ was \d+ tok'),
+    (with_longer_prompts, r'the prompt in row \d+ used to be \d+ tok'),
     (
       lambda folder: tokenizer.train(['1+1=2 abc'], 300, folder / 'tokenizer.model'),
       r'that run has a different tokenizer, .* Set config\.tokenizer\.path=',
