@@ -6,7 +6,7 @@ For GRPO, add --config.replay.ratio=0, and for two epochs, add --config.optimize
 The base policy solves one in twenty chains of nine terms. This config is the arm `unit_slope` of
 the study reuse_parts. Averaged over the first 220,000 generated tokens and eight seeds, pass@1 is
 .524. GRPO reaches .528 at the same learning rate and .451 at half of it, and GRPO with two epochs
-reaches .596 (docs/results.md). Training takes half a minute on two cores.
+reaches .596 (studies/README.md). Training takes half a minute on two cores.
 """
 
 from exgrpo_jax.configs import chains

@@ -46,7 +46,7 @@ class RecordedChoice(str):
 def setting(
   default: Any, allowed: str | Collection[Any] | None, meaning: str, origin: str = OURS
 ) -> Any:
-  """Declare a field of a `Config`.
+  """Declare a field of a config class.
 
   Args:
     default: the value in configs/base.py.
@@ -61,7 +61,7 @@ def setting(
 
 
 def defaults(cls: type) -> ConfigDict:
-  """Return the defaults of all settings of a `Config`, including nested `Config`s."""
+  """Return the defaults of all settings of a config class, including nested ones."""
   types = typing.get_type_hints(cls)
   return ConfigDict(
     {

@@ -91,7 +91,7 @@ def print_peaks(
       + (
         f'fits, {100 - percent:.0f}% to spare'
         if peak <= limit
-        else f'DOES NOT FIT: {percent - 100:.0f}% over the limit'
+        else f'DOES NOT FIT: {percent - 100:.1f}% over the limit'
       ),
       flush=True,
     )

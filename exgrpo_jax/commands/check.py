@@ -14,6 +14,7 @@ from etils import epath
 
 from exgrpo_jax.commands import command_line
 from exgrpo_jax.data import prompt, tokenizer
+from exgrpo_jax.datatypes import Message
 from exgrpo_jax.experiment.experiment import (
   model_config,
   model_name,
@@ -50,7 +51,7 @@ def main(args: command_line.Args) -> None:
     model_config(with_dtype(config, args.workdir, platform='any'))  # the dtype is not checked
   path = config.tokenizer.path or config.model.path
   if path and is_read[path]:
-    prompt.template_keywords(config.prompt, tokenizer.load(path).chat)
+    prompt.render([Message('user', 'x')], config.prompt, tokenizer.load(path).chat)
   remote = [path for path, read in is_read.items() if not read]  # in buckets
   omissions = ', '.join(['data rows', 'weight values', *remote])
   print(f'the flags and the config are valid; not checked: {omissions}, devices')

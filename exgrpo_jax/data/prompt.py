@@ -212,7 +212,8 @@ def template_keywords(config: PromptConfig, chat: Chat) -> dict[str, Any]:
   if not keywords or variables is None:
     return keywords
   preset_names = {*_PASSED, *chat.special_tokens}
-  usable = ', '.join(sorted(variables - preset_names)) or 'none'
+  usable = ', '.join(sorted(variables - preset_names))
+  remedy = f', or use a keyword argument that the template uses ({usable})' * bool(usable)
   for name in keywords:
     problem = (
       'this argument is already set for every prompt'
@@ -222,7 +223,7 @@ def template_keywords(config: PromptConfig, chat: Chat) -> dict[str, Any]:
     if name in preset_names or name not in variables:
       raise InputError(
         f'config.prompt.template_kwargs={config.template_kwargs}: {name!r}: {problem}. '
-        f'Remove {name!r}, or use a keyword argument that the template uses ({usable}).'
+        f'Remove {name!r}{remedy}.'
       )
   return keywords
 

@@ -12,6 +12,7 @@ import json
 import math
 import os
 import pathlib
+import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -267,13 +268,22 @@ def _changes(directory: str, run_origin: Mapping[str, Any]) -> list[str]:
   """
   stored_origin = json.loads(pathlib.Path(directory, ORIGIN).read_text())
   before, after = (
-    as_current({**settings, _OTHERS: {}}) | settings.get(_OTHERS, run_origin[_OTHERS])
+    as_current({**_without_root(settings), _OTHERS: {}})
+    | settings.get(_OTHERS, run_origin[_OTHERS])
     for settings in (stored_origin, run_origin)
   )
   return [
     f'config.{_SETTINGS.get(name, name)} was {old!r} and is now {new!r}'
     for name, old, new in differences(before, after)
   ]
+
+
+def _without_root(settings: Mapping[str, Any]) -> dict[str, Any]:
+  """Shorten the path of a shipped model or of one in the Hub's cache, whose root may move."""
+  path = re.sub(
+    r'.*/(?=(huggingface/shipped|models--[^/]+/snapshots)/)', '', settings['model']['path']
+  )
+  return {**settings, 'model': {**settings['model'], 'path': path}}
 
 
 def _is_kept(experiment: Experiment) -> bool:

@@ -118,7 +118,7 @@ def empty_pool(setup: Setup, recent: Run) -> str:
   return (
     f'{num_retired:,.0f} of {setup.pool:,} training questions are retired, with {pace:.1f} retired '
     f'per step over the last {WINDOW} steps. {opening} fewer unretired questions than the '
-    f'{setup.questions} that a step needs, so retired questions are reused. Use a larger '
+    f'{setup.questions} that a step needs. Retired questions are then reused. Use a larger '
     'config.data.train, fewer steps, or config.replay.retire=never.'
   )
 

@@ -209,7 +209,7 @@ def _simulate_step(
 
 
 def _blocks_up_to(length_B: np.ndarray, block: int) -> np.ndarray:
-  """Sum the number of blocks needed for n positions, over n = 1 … `length`."""
+  """Sum the number of blocks needed for n positions, over n = 1 … `length_B`."""
   whole_B, rest_B = np.divmod(length_B, block)
   return block * whole_B * (whole_B + 1) // 2 + rest_B * (whole_B + 1)
 

@@ -201,8 +201,10 @@ def check_local(place: str) -> None:
 
 
 def check_entries(workdir: str) -> None:
-  """Raise InputError if `workdir` is a URL, or has a folder where a file belongs, or vice versa."""
+  """Raise InputError if `workdir` is a URL or a file, or a file in it is a folder or vice versa."""
   check_local(workdir)
+  if os.path.isfile(workdir):
+    raise InputError(f'{workdir}: this is a file. Choose a folder.')
   kinds = (
     (_FILES, os.path.isdir, 'a file', 'folder'),
     (_FOLDERS, os.path.isfile, 'a folder', 'file'),

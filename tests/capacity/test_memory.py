@@ -134,7 +134,7 @@ def test_a_program_that_does_not_compile_does_not_stop_the_others(capsys):
   peaks = memory.print_peaks(found, held, 25, need_of)
   assert peaks == {'update': 20 + 2 + 3 + 4, 'decode': float('inf')}
   large, small, decode = capsys.readouterr().out.splitlines()
-  assert 'update 20 x 5 ' in large and 'DOES NOT FIT: 16% over the limit' in large
+  assert 'update 20 x 5 ' in large and 'DOES NOT FIT: 16.0% over the limit' in large
   assert 'fits, 28% to spare' in small and 'DOES NOT FIT: RESOURCE_EXHAUSTED' in decode
 
 

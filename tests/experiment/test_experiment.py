@@ -344,6 +344,28 @@ def test_a_warm_start_of_an_earlier_version_is_reused(section, names, is_shared,
   jax.tree.map(np.testing.assert_array_equal, found, params)
 
 
+@pytest.mark.parametrize(
+  'path', ['huggingface/shipped/chains', 'models--me--base/snapshots/c0ffee']
+)
+def test_a_warm_start_is_reused_after_its_model_has_moved(path, config, tmp_path):
+  folder = tmp_path / 'warm_start'
+  config.warm_start.path = str(folder)
+  opened = experiment.open_experiment(config, str(tmp_path))
+
+  def with_model(path):
+    settings = dataclasses.replace(opened.config.model, path=path)
+    return dataclasses.replace(opened, config=dataclasses.replace(opened.config, model=settings))
+
+  params = model.init(opened.model, jax.random.key(0), opened.meshes.training)
+  checkpoint.save_params(str(folder / 'params'), params)
+  origin = warm_start.origin(with_model(f'/old/root/{path}').config, opened.model)
+  (folder / 'origin.json').write_text(json.dumps(origin))
+  found = warm_start.run(with_model(f'/new/{path}'), params, None)
+  jax.tree.map(np.testing.assert_array_equal, found, params)
+  with pytest.raises(InputError, match=rf"config\.model\.path was '{path}' and is now '{path}2'"):
+    warm_start.run(with_model(f'/new/{path}2'), params, None)
+
+
 def test_a_run_waits_for_another_run_that_trains_the_same_warm_start(
   recorded, tmp_path, capsys, monkeypatch
 ):

@@ -926,7 +926,9 @@ def test_adapters_name_the_commit_of_their_base(run, adapters, monkeypatch, tmp_
 
   assert base(adapters) == (run.values.model.path, None)
   named = hub.Repository('model', 'me/base', 'c0ffee')
-  monkeypatch.setattr(export, 'hub_checkpoint', types.SimpleNamespace(parse_repository=lambda _: named))
+  monkeypatch.setattr(
+    export, 'hub_checkpoint', types.SimpleNamespace(parse_repository=lambda _: named)
+  )
   assert base(write(run, tmp_path / 'named', adapters=True)) == ('me/base', 'c0ffee')
 
 
