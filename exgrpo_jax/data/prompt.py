@@ -173,7 +173,7 @@ def render(
         'Neither tokenizer_config.json nor chat_template.jinja in the same folder defines one. '
         "Use 'plain' or 'paper', which do not need a chat template."
       )
-    return _apply_template(chat.template, messages, chat, tools, template_keywords(config, chat))
+    return _apply_template(chat.template, messages, chat, tools, _template_keywords(config, chat))
   if chat.template is None:
     return _role_lines(messages, chat) + THINK
   return _apply_template(chat.template, messages, chat, tools).removesuffix(THINK) + THINK
@@ -192,7 +192,7 @@ def following(messages: Sequence[Message], config: PromptConfig, chat: Chat = NO
   if chat.template is None:
     return '\n' + _role_lines(messages, dataclasses.replace(chat, begin='')) + think
   turn = [Message('user', 'and now?'), Message('assistant', _TURN)]
-  keywords = template_keywords(config, chat)
+  keywords = _template_keywords(config, chat)
   text = _apply_template(chat.template, [*turn, *messages], chat, keywords=keywords)
   if text.count(_TURN) != 1:
     raise InputError(
@@ -202,7 +202,7 @@ def following(messages: Sequence[Message], config: PromptConfig, chat: Chat = NO
   return text.partition(_TURN)[2].removesuffix(think) + think
 
 
-def template_keywords(config: PromptConfig, chat: Chat) -> dict[str, Any]:
+def _template_keywords(config: PromptConfig, chat: Chat) -> dict[str, Any]:
   """Return the keyword arguments for the chat template.
 
   Raises InputError for an argument that the template does not use, or that is always passed, such

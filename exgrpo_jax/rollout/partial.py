@@ -6,6 +6,7 @@ step that trains on it, at most `rollout.max_staleness` steps after its first to
 """
 
 import dataclasses
+import itertools
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -236,9 +237,10 @@ def metrics(
   without partial rollouts.
   """
   ages = list[np.ndarray]()
-  for response in (response for group in responses for response in group if response.spans):
-    steps, tokens = zip(*response.spans)
-    ages.append(np.repeat(step - np.array(steps), tokens)[response.own])
+  for response in itertools.chain.from_iterable(responses):
+    if response.spans:
+      steps, tokens = zip(*response.spans)
+      ages.append(np.repeat(step - np.array(steps), tokens)[response.own])
   if not ages:
     return {}
   age_N = np.concatenate(ages)

@@ -244,12 +244,9 @@ def of_engine(
       # A prefill returns equivalent shardings in another form, so compile for that form.
       laid_out = prompts if only_longest else prefill_programs[0].results(exact=True)
     rows = rows_per_insert(spec.slots)
-    runs = sum(-(-generation.begun // rows) for generation in generations) / max(
-      1, len(generations)
-    )
-    programs.append(
-      Program('insert', decode_loop.insert, (state, laid_out, empty_insertion), mesh, runs=runs)
-    )
+    inserts = sum(-(-generation.begun // rows) for generation in generations)
+    args, runs = (state, laid_out, empty_insertion), inserts / max(1, len(generations))
+    programs.append(Program('insert', decode_loop.insert, args, mesh, runs=runs))
     if longer_state is not None:
       programs += _resize(engine, state, longer_state, length)
     programs += (
