@@ -124,7 +124,10 @@ def empty_pool(setup: Setup, recent: Run) -> str:
 
 
 def silent_groups(recent: Run) -> str:
-  """Return a warning if most groups in these steps had equal rewards (advantages 0), else ''."""
+  """Return a warning if most groups in these steps gave no learning signal, else ''.
+
+  A group gives no learning signal if its rewards are equal, because all its advantages are then 0.
+  """
   if not recent or not all(name in record for record in recent for name in _SHARES):
     return ''
   equal, by_all, by_none = (statistics.mean(row[name] for row in recent) for name in _SHARES)

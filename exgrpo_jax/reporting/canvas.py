@@ -1,4 +1,4 @@
-"""Matplotlib figures: style, axes over steps, saving, and the curves of a sweep.
+"""Matplotlib figures: style, panels of values against steps, saving, and the curves of a sweep.
 
 The palette is by Okabe and Ito: readers with any type of color vision can tell its colors apart.
 Lines also use different dash patterns.
@@ -80,7 +80,7 @@ def wrapped(count: int, columns: int) -> tuple[Figure, list[Axes]]:
 
 
 def styles() -> Iterator[dict[str, Any]]:
-  """Yield the color and dashes of each line; the first 28 are all distinct."""
+  """Yield the color and dashes of each line; the first 28 combinations are all different."""
   for color, dashes in zip(itertools.cycle(_COLORS), itertools.cycle(_DASHES)):
     yield {'color': color, 'linestyle': dashes}
 

@@ -43,8 +43,8 @@ def interval_95(correct_QK: np.ndarray, cluster_Q: _Clusters) -> Estimate:
   score interval (JASA 22, 1927) for n. It stays inside [0, 1] and does not collapse to a point if 0
   of 100 are correct.
 
-  A standard error of 0, for example if all or no responses are correct, carries no information, so
-  n = G is used instead. n never exceeds the number of samples.
+  A standard error of 0 carries no information. It occurs, for example, if all or none of the
+  responses are correct. In this case, n = G is used instead. n never exceeds the number of samples.
 
   Args:
     correct_QK: correctness [questions, samples], bool or float in [0, 1].
@@ -66,9 +66,10 @@ def difference_95(difference_Q: np.ndarray, cluster_Q: _Clusters) -> Estimate:
   """Estimate the mean of paired differences, using the normal approximation.
 
   The standard error is cluster-robust, as in `interval_95`. If all differences are equal, this
-  error is 0 and carries no information. If all G clusters have the same value, then, with 95%
-  confidence, other values have a probability of at most b = 1 - 0.05^(1/G), about 3 / G. The
-  interval contains every mean that is possible if a share b of the values is anywhere in [-1, 1].
+  error is 0 and carries no information. The interval then depends on how likely other values are:
+  if all G clusters have the same value, we can be 95% confident that the probability of another
+  value is at most b = 1 - 0.05^(1/G), which is about 3 / G. The interval contains every mean that
+  can result from replacing a share b of the values with values in [-1, 1].
 
   Args:
     difference_Q: differences between two policies' shares of correct responses [questions].

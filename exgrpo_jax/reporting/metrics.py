@@ -83,7 +83,7 @@ def read_evaluations(workdir: str | os.PathLike, step: int) -> list[dict[str, An
 def append_evaluation(folder: str, record: Mapping[str, Any]) -> None:
   """Append a record from `exgrpo evaluate`.
 
-  If a full disk has cut off the last line, first remove that line.
+  If the last line was cut off because the disk was full, that line is removed first.
   """
   with open(os.path.join(folder, EVALUATIONS), 'a+b') as file:
     file.seek(0)
@@ -211,7 +211,7 @@ _BOUNDS = ('_low', '_high')  # suffixes of the bounds of an evaluation's interva
 
 
 def tag(name: str) -> str:
-  """Return a metric's TensorBoard tag, which always begins with a group.
+  """Return a metric's TensorBoard tag, which always begins with the name of a group.
 
   Interval bounds are in a separate group.
   """
@@ -354,7 +354,7 @@ class Writer:
       self._wandb.log(record, step=step)
 
   def flush(self) -> None:
-    """Wait until metrics.jsonl is on disk, where it survives a power failure."""
+    """Wait until metrics.jsonl is on disk, so that it survives a power failure."""
     if self._writes:
       os.fsync(self._file.fileno())
 

@@ -135,7 +135,7 @@ class Server(http.server.ThreadingHTTPServer):
     return state_of(workdir, records, start_time, is_gone, time.time())
 
   def news(self, version: str) -> dict[str, Any]:
-    """Return the runs' states, and the newest page unless the reader already has this version."""
+    """Return the runs' states, and the newest page unless the reader already has it."""
     try:
       states = self.refresh()
     except (InputError, OSError) as error:  # keep showing the last page

@@ -132,7 +132,7 @@ def flat(values: Mapping[str, Any], prefix: str = '') -> dict[str, Any]:
 
 
 def departures(config: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
-  """Return (name, default, value) for a flat config's settings that differ from configs/base.py."""
+  """Return a flat config's departures from configs/base.py, as (name, default, value)."""
   values = importlib.import_module(_BASE).get_config().to_dict()
   base = flat(json.loads(json.dumps(values)))  # in the same form as a run's config.json
   return [

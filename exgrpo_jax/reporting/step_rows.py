@@ -309,7 +309,7 @@ def rollout_metrics(experience: Experience) -> dict[str, float]:
   """Compute rewards, pass rates and lengths of fresh responses, and ages of replayed trajectories.
 
   'reward_std' covers all fresh responses. 'reward_std_within' is the mean standard deviation within
-  a group, including the replayed reward because advantages include it.
+  a group; it includes the replayed reward, because the advantages include it too.
   'groups/zero_advantage' is the share of groups without a learning signal: all rewards, including
   the replayed one, are equal in float32, and all advantages are 0. The last two metrics leave out
   the groups that dynamic sampling drops. 'rewards/…' are the means of the unweighted reward

@@ -57,7 +57,7 @@ class Texts(NamedTuple):
 
 
 class Counts(NamedTuple):
-  """The work done in one call to `decode`, over all rows."""
+  """The work done in one call to `decode`, across all rows."""
 
   passes: jax.Array  # int32
   row_passes: jax.Array  # int32, passes of live rows
@@ -188,7 +188,10 @@ def _first_carry(
 def _read_forced(
   forced: Forced | None, token_BT: jax.Array, place_B: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-  """Replace tokens from index `place_B` on with any forced tokens, and mark the forced ones."""
+  """Overwrite tokens with the forced tokens for their places, if any, and mark the forced ones.
+
+  `place_B` is the place of each row's first token, counted from the row's first forced token.
+  """
   if forced is None:
     return token_BT, jnp.zeros(token_BT.shape, bool)
   tokens_NB = jnp.asarray(forced.tokens_NB)
@@ -329,9 +332,10 @@ def propose(texts: Texts, num: int) -> tuple[jax.Array, jax.Array]:
 
 
 def _longest_matches(texts: Texts) -> tuple[jax.Array, jax.Array]:
-  """Find each text's longest match with its slot's last tokens: (length, last place), both [B, M].
+  """Find the longest match of each slot's last tokens in each text that it may copy from.
 
-  A match must be followed by a token that may be copied. The length is 0 if there is no match.
+  A match must be followed by a token that may be copied. Returns the length of each match (0 if
+  there is no match) and the index of its last token in the text, both [B, M].
   """
   (B, M), S = texts.peers_BM.shape, texts.tokens_RS.shape[1]
   is_own_M = jnp.arange(M) == 0

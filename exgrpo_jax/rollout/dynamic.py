@@ -72,7 +72,7 @@ def sample(
   """Generate the step's responses and submit them to `grader`; see `stages.generate`.
 
   With dynamic sampling, also collects verdicts and draws questions until the step can train; the
-  returned plan includes the new questions and, in its partial groups, all verdicts.
+  returned plan includes the new questions, and its partial groups contain all verdicts.
   """
   config = rollout.config
   if not config.is_dynamic:

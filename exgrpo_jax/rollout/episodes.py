@@ -185,7 +185,10 @@ class _Play:
     return [self._next_turn(episode) for episode in episodes if not episode.response.is_complete]
 
   def _due_answers(self, last_sync: int, is_idle: bool) -> list[Answer]:
-    """Await answers to turns that had ended at `last_sync`; if idle, at least the oldest ones."""
+    """Await answers to turns that had ended as of `last_sync`.
+
+    If `is_idle`, also await answers to the turns that ended first, even if they ended later.
+    """
     oldest = next(iter(self._end_syncs.values()), 0) if is_idle else 0
     keys = [key for key, sync in self._end_syncs.items() if sync <= max(last_sync, oldest)]
     own_keys = [key for key in keys if self._waiting[key].is_own]

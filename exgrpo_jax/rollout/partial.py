@@ -2,7 +2,8 @@
 
 A step ends once enough groups are complete to train on, and the next step continues the rest. A
 group is complete once all of its responses are. It is in flight from the step that draws it to the
-step that trains on it, at most `rollout.max_staleness` steps after its first token was generated.
+step that trains on it. The latter comes at most `rollout.max_staleness` steps after the group's
+first token was generated.
 """
 
 import dataclasses
@@ -98,7 +99,8 @@ def ready(
 ) -> list[int] | None:
   """Choose which groups to train on, based on their responses; see `trained`.
 
-  Skips groups in `dropped`, but adds back up to `fillers` of them if too few others are complete.
+  Skips groups in `dropped`. But if too few other groups are complete, the missing groups are taken
+  from `dropped`, up to `fillers` of them.
   """
   groups = [group for group in range(len(responses)) if group not in dropped]
   first_steps = [
@@ -160,7 +162,9 @@ WHOLE_STEP = Round()
 
 
 def continued(config: RolloutConfig, before: Response, now: Response, step: int) -> Response:
-  """Return `now` with the earlier spans of `before` and one span for all tokens from `step`.
+  """Return `now` with the spans that `before` has for earlier steps, and one span for `step`.
+
+  The span for `step` covers all tokens from this step; without such tokens, it is left out.
 
   The weights for truncated importance sampling still cover only the tokens from earlier steps.
   Returns `now` unchanged if the config never leaves groups for the next step.
@@ -233,8 +237,8 @@ def metrics(
 ) -> dict[str, float]:
   """Compute the staleness (in steps) of a step's fresh tokens, and count the groups left over.
 
-  `responses` are the trained groups' responses. Environment tokens are not counted. Returns {}
-  without partial rollouts.
+  `responses` are the responses of the groups that the step trains on. Environment tokens are not
+  counted. Returns {} without partial rollouts.
   """
   ages = list[np.ndarray]()
   for response in itertools.chain.from_iterable(responses):

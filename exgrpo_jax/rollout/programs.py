@@ -222,9 +222,9 @@ def of_engine(
 ) -> Iterator[Program]:
   """Yield the programs of `SlotEngine.generate`.
 
-  `params` are in the decode layout and may be shapes. `generations` describes the work of several
-  steps, which determines how often each program runs in an average step. `only_longest` leaves out
-  programs for shorter caches or fewer slots.
+  `params` are in the decode layout and may be given as shapes. `generations` describes the work
+  of several steps, which determines how often each program runs in an average step.
+  `only_longest` leaves out the programs for shorter caches or fewer slots.
   """
   config, spec, mesh = engine.model, engine.spec.at_any_temperature, engine.mesh
   with jax.set_mesh(mesh):

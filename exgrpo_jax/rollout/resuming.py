@@ -225,7 +225,7 @@ def forced_of(rows: Slots, width: int = 0) -> Forced:
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def empty_parking(config: model.ShapeConfig, spec: DecodeSpec) -> kv_cache.Cache:
-  """Return an empty cache for `spec.parked` rows, as long as the cache of the slots."""
+  """Return an empty cache for `spec.parked` rows, of the same length as the slots' cache."""
   return kv_cache.constrained(model.init_cache(config, spec.parked, spec.longest_row))
 
 

@@ -126,7 +126,7 @@ def score_tokens(
 ) -> tuple[jax.Array, jax.Array]:
   """Compute (logp_BT, entropy_BT) of every token under `params`: float32 arrays, in nats.
 
-  Nothing predicts a row's first token, so its entries are meaningless (0 at index 0).
+  Nothing predicts a row's first token, so its entries are meaningless. Entries at index 0 are 0.
   For `segments` and routes, see `model.hidden_states_and_balance`.
   """
   chex.assert_rank(tokens_BT, 2)

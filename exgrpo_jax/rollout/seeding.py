@@ -39,7 +39,7 @@ _NEEDED = (_QUESTION, (*_RESPONSE, _TOKENS))  # at least one column from each tu
 
 @dataclasses.dataclass(frozen=True)
 class ExperienceConfig:
-  """Settings for filling the replay buffer before the first step, from another model or run."""
+  """Settings for filling a new run's replay buffer with responses from another model or run."""
 
   path: str = setting(
     '',
@@ -78,7 +78,10 @@ class Trace:
 
 
 def check_columns(path: str) -> None:
-  """Raise InputError if the file is missing or empty, or lacks a column. Reads only a few rows."""
+  """Raise InputError if the file is missing or empty, or if it lacks a required column.
+
+  Reads only a few rows.
+  """
   if next(_rows(path), None) is None:
     raise InputError(f'{path}: the file contains no traces. Add at least one trace.')
 
@@ -143,7 +146,10 @@ def _check_names(place: str, names: Sequence[str]) -> None:
 
 
 def _text(values: Mapping[str, Any], names: Sequence[str], role: str, place: str) -> str:
-  """Return the text of the first available column; in a chat, the last message from `role`."""
+  """Return the text of the first available column.
+
+  If the column contains a chat, return the text of the last message from `role`.
+  """
   name = next((name for name in names if values.get(name) is not None), names[0])
   value = content = values.get(name)
   if isinstance(value, list):

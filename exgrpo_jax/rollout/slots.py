@@ -107,8 +107,8 @@ def rows_of(
 ) -> list[Row]:
   """Create a row for each request. Indices continue after the rows in `earlier_rows`.
 
-  `step_key` returns the key of the step that began a response. A row's place is its own index, but
-  a row that follows an earlier row inherits that row's place.
+  `step_key` returns the key of the step that began a response. A row's place is its own index,
+  unless the row continues the episode of an earlier row; it then inherits that row's place.
   """
   for request in requests:
     fits = 1 <= len(request.prompt) <= spec.max_prompt and 1 <= request.limit <= spec.max_response
@@ -279,7 +279,10 @@ def harvest(
 
 
 def progress(rows: Sequence[Row]) -> str:
-  """Return a progress message with the number of complete responses and tokens at the last sync."""
+  """Return a progress message as of the last sync.
+
+  It contains the number of complete responses and the total number of tokens.
+  """
   complete = sum(row.complete is not None for row in rows)
   tokens = counted(sum(row.length for row in rows), 'token')
   return f'{complete} of {counted(len(rows), "response")}, {tokens}'
@@ -389,7 +392,10 @@ def batches(
 
 
 def prefill_lengths(max_prompt: int) -> list[int]:
-  """Return the lengths to pad to: `max_prompt`, and a quarter and half of it if not too short."""
+  """Return the lengths to pad to: a quarter of `max_prompt`, half of it, and all of it.
+
+  The first two are left out if they are shorter than SHORTEST_PREFILL.
+  """
   parts = [-(-max_prompt // divisor) for divisor in (4, 2)]
   return [*(length for length in parts if length >= SHORTEST_PREFILL), max_prompt]
 

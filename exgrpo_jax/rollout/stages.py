@@ -157,8 +157,8 @@ def admit(rollout: RolloutSetup, params: Params, plan: Plan) -> Plan:
 
   Only `question_selection='headroom_drift'` drops trajectories (see `replay.drift`); with other
   settings, the plan is returned unchanged. If a drawn question has no trajectories left, it gets K
-  fresh responses. But if an earlier step began its group with K - 1 fresh responses, the group
-  keeps the trajectory that has drifted least.
+  fresh responses. But if an earlier step already began the question's group with K - 1 fresh
+  responses, the group keeps the trajectory that has drifted least.
   """
   config, num_partial = rollout.replay_config, len(plan.partial_groups)
   if config.question_selection != 'headroom_drift':
@@ -392,7 +392,10 @@ def dropped(rollout: RolloutSetup, graded: GradedGroups) -> list[int]:
 def graded(
   plan: Plan, responses: Responses, grader: Grader
 ) -> tuple[GradedGroups, dict[Any, Verdict]]:
-  """Return the groups with all verdicts, and a dict of verdicts from the grader or environment."""
+  """Collect verdicts; return the groups with all their verdicts, and the collected ones alone.
+
+  Verdicts are collected from the grader and the environment. The plan already contains the others.
+  """
   environment_verdicts = {
     (group, sample): response.verdict
     for group, members in enumerate(responses)
@@ -414,11 +417,12 @@ def graded(
 def pick_replays(
   rollout: RolloutSetup, params: Params, plan: Plan
 ) -> tuple[list[Trajectory | None], list[ReplayScores | None]]:
-  """Pick and score a trajectory for each replayed question; both are None for fresh questions.
+  """Pick and score a trajectory for each replayed question.
 
-  The default is the trajectory with the lowest mean token entropy under the current policy; ties
-  go to the oldest. A lone candidate is scored too, because the step records its scores; this costs
-  a forward pass over a few rows. Without `objective.importance_correction`, the current policy's
+  Returns the trajectories and their scores; both are None for a fresh question. By default, the
+  trajectory with the lowest mean token entropy under the current policy is picked; ties go to the
+  oldest. A lone candidate is scored too, because the step records its scores; this costs a forward
+  pass over a few rows. Without `objective.importance_correction`, the current policy's
   log-probabilities replace the picked trajectory's. The buffer is not modified.
   """
   rule, stored = rollout.replay_config.trajectory_selection, plan.candidates
@@ -487,8 +491,9 @@ def assemble(
 ) -> Batch:
   """Assemble the step's rows into a batch, group by group, with a replayed row last in its group.
 
-  Rows of questions outside `replay.difficulty` and, with `objective.mask_truncated`, truncated
-  responses get an empty mask but stay in the batch, so the number of rows never changes.
+  A row gets an empty mask if its question is outside `replay.difficulty` or, with
+  `objective.mask_truncated`, if its response is truncated. Such rows stay in the batch, so the
+  number of rows never changes.
   """
   config, step = rollout.objective_config, trained.plan.step
   rewards, rows, trains, first_steps = [], [], [], []
@@ -586,7 +591,7 @@ def _within_second_moment(
 
 
 def plan_apart(data: QuestionSet, rows: Sequence[int], step: int) -> Plan:
-  """Plan a step for questions `rows` of `data`, without the stream, the buffer or any replay."""
+  """Plan a step for the questions at `rows` of `data`, without the stream, the buffer or replay."""
   return Plan(
     step=step,
     cursor=Cursor(),

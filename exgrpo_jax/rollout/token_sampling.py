@@ -17,7 +17,10 @@ _LANES = 128  # block sizes are multiples of the widest vector register
 
 @dataclasses.dataclass(frozen=True)
 class Distribution:
-  """The distribution that tokens are sampled from. Each distinct value requires a compilation."""
+  """The distribution that tokens are sampled from.
+
+  Jitted programs are compiled separately for each distinct value.
+  """
 
   temperature: float = 1.0  # 0 picks the most probable token
   top_k: int = 0  # keep only the k most probable tokens; 0 keeps all

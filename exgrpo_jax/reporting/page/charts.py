@@ -153,7 +153,10 @@ _NO_PHASES = ('time/step', 'time/device_wait', 'time/compile_total')
 
 
 def overview(run: Run, replays: bool) -> dict[str, list[Panel]]:
-  """Return the overview's panels that have data, by part; 'replay' is empty without replay."""
+  """Map each part of the overview to its panels. Panels without data are left out.
+
+  Without `replays`, the part 'replay' has no panels.
+  """
   panels = {part: _all_lines(run, rows) for part, rows in _LINES.items()}
   buffer = panels['replay']
   steps, *shares = _points(run, [f'grading/{outcome.replace(" ", "_")}' for outcome in OUTCOMES])
@@ -228,7 +231,7 @@ def _all_lines(run: Run, rows: Sequence[tuple[str, str, dict[str, str], dict[str
 
 
 def _points(run: Run, names: Sequence[str], log: bool = False) -> list[list[float]]:
-  """Return the steps at which all these metrics can be drawn, then the values of each metric."""
+  """Return lists: the steps at which all these metrics can be drawn, and each metric's values."""
   rows = [[record['step'], *(record.get(name, math.nan) for name in names)] for record in run]
   points = [
     row for row in rows if all(math.isfinite(value) and (value > 0 or not log) for value in row[1:])

@@ -72,7 +72,7 @@ def _parts_of(
 ) -> Parts:
   """Return a run's on-demand parts. A part without data is None.
 
-  `num_runs` is the number of runs on the page. Among the stored successes, those for the questions
+  `num_runs` is the number of runs on the page. Stored successes for the questions in
   `replayed_rows` come first.
   """
   workdir = pathlib.Path(run.workdir)

@@ -35,7 +35,7 @@ def describe(workdir: pathlib.Path, max_characters: int) -> list[dict[str, Any]]
   """Describe each benchmark's questions, with counts of correct responses at each evaluation.
 
   Response texts are kept only for evenly spaced questions (but at every evaluation), so that they
-  are limited to about `max_characters` in total. Files are read line by line.
+  have at most about `max_characters` characters in total. Files are read line by line.
   """
   files = []
   for path in sorted((workdir / FOLDER).glob('step_*.jsonl')):
@@ -87,7 +87,7 @@ def _add(benchmarks: dict[Any, dict[str, Any]], file: _File, every: int) -> None
 
 
 def _digest(record: Mapping[str, Any]) -> str:
-  """Return a digest of the whole question and its answer, because the page shortens texts."""
+  """Return a digest of the whole question and its answer; shortened texts may not be unique."""
   question = comparison.question_key(record).encode(errors='backslashreplace')
   return hashlib.blake2b(question, digest_size=6).hexdigest()
 

@@ -249,7 +249,10 @@ def _responses(responses: pa.Table, truths: Sequence[str | None]) -> dict[str, A
 
 
 def _replays(visits: pa.Table, responses: pa.Table, place: np.ndarray) -> dict[str, list]:
-  """Return the replayed response of each visit with a replay, or nulls if the record is lost."""
+  """Return columns with the replayed response of each visit that has one.
+
+  If the record of a replayed response is lost, its values are null.
+  """
   is_replay = flags(responses['is_replay']) & (place >= 0)
   index = np.full(visits.num_rows, -1)
   index[place[is_replay]] = np.flatnonzero(is_replay)
@@ -355,7 +358,10 @@ def read_step(workdir: pathlib.Path, step: int) -> list[dict[str, Any]]:
 
 
 def describe_texts(responses: Iterable[dict[str, Any]], pieces: Pieces) -> dict[str, Any]:
-  """Describe recorded responses by 'step/group': sample number, text pieces, values per token."""
+  """Describe recorded responses, with a list for each 'step/group'.
+
+  A response is described by its sample number, its text pieces, values per token, and its turns.
+  """
   vocabulary = _vocabulary()
   groups: dict[str, list[dict[str, Any]]] = {}
   for response in responses:
@@ -411,5 +417,5 @@ def describe_stored(
 
 
 def _vocabulary() -> dict[str, int]:
-  """Return a dictionary that gives each text piece the next number at its first lookup."""
+  """Return a dictionary that numbers text pieces in the order in which they are first looked up."""
   return collections.defaultdict(itertools.count().__next__)

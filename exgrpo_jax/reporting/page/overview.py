@@ -1,4 +1,4 @@
-"""A run's overview, the first page: scores, learning signal, settings and starts."""
+"""A run's overview, the first page: scores, learning signal, settings, and how it was started."""
 
 import datetime
 import itertools
@@ -86,7 +86,7 @@ def warnings_of(workdir: pathlib.Path) -> list[dict[str, Any]]:
 
 
 def _signal(run: Recorded) -> dict[str, Any] | None:
-  """Return the mean learning signal over the last steps: a tenth of `num_steps`, at least ten."""
+  """Return the mean learning signal over the last tenth of `num_steps`, but at least ten steps."""
   training_records = [record for record in run.metrics if record['step'] > 0]
   recent = training_records[-max(10, run.config['num_steps'] // 10) :]
   if not recent:
@@ -142,8 +142,9 @@ def _facts(run: Recorded, starts: Sequence[Mapping[str, Any]]) -> list[list[str]
 
 
 def _duration_text(records: Run, starts: Sequence[Mapping[str, Any]]) -> str:
-  """Return the total time from each start to its last record, and the time spent in steps.
+  """Format the run's duration, and the part of it that was spent in steps.
 
+  The duration is the time from each start to the last record of that start, summed over all starts.
   Steps that a later start repeated are not counted, because their old records are dropped.
   """
 
@@ -226,7 +227,7 @@ def _start(start: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _scores(records: Run, benchmarks: Sequence[Benchmark]) -> list[dict[str, Any]]:
-  """Return the first, last and best score of each evaluation, with their 95% intervals.
+  """Return the first, last and best score on each evaluation source, with 95% intervals.
 
   'change' is the paired difference between the first and last evaluations; 'latest' is the paired
   difference between the last two.
