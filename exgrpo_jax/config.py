@@ -253,7 +253,7 @@ def counterpart_hint(key: str) -> str:
 
 
 def value_hint(key: str, value: str) -> str:
-  """Return a sentence that translates a TRL or verl value given for our `key`, or ''."""
+  """Return a sentence that translates a TRL or verl value of our `key`; '' for any other value."""
   hints = [
     f"{system}'s {name} is {row.note} here."
     for row, system in itertools.product(counterparts(), ('TRL', 'verl'))
@@ -277,8 +277,8 @@ def evaluate_file(
   """Run a Python file's get_config(), get_sweep(), …; return the result and the file's docstring.
 
   `kind` is the function's name without 'get_', and also the flag's name. With `is_flag`, error
-  messages start with this flag. `description` tells the reader of an error message which result is
-  expected, ideally with an example file. `check` raises an exception if the result is unusable.
+  messages start with this flag. `description` tells readers of an error message what the function
+  must return, ideally with an example file. `check` raises an exception if the result is unusable.
   Raises InputError with the line number if the file fails, lacks the function, or returns a result
   that fails `check`.
   """

@@ -282,7 +282,7 @@ class Plan:
 
   @property
   def epoch(self) -> int:
-    """Return the question stream's epoch after this step's fresh questions have been drawn."""
+    """Return the epoch of the question stream after this step's fresh questions have been drawn."""
     return self.cursor.epoch
 
   @property
@@ -331,7 +331,7 @@ class Batch:
 
 @dataclasses.dataclass(frozen=True)
 class Experience:
-  """The data of one step: groups in the plan's order, and batch rows group by group.
+  """The data of one step. The groups are in the plan's order, and so are their rows in the batch.
 
   The batch excludes the last `num_dropped` groups, which dynamic sampling dropped.
   """

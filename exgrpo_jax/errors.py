@@ -50,7 +50,7 @@ def _may_pass(error: BaseException) -> bool:
 
 
 def check_given(flags: Mapping[str, Any], example: str) -> None:
-  """Raise InputError if any flag has no value; the message lists them and gives `example`."""
+  """Raise InputError if some flags have no value; the message lists them and gives `example`."""
   missing = [name for name, value in flags.items() if not value]
   if missing:
     are = 'is' if len(missing) == 1 else 'are'

@@ -1,13 +1,13 @@
-"""Check that a run can start, without its devices and without reading its data and weights.
+"""Check that a run can start, without using its devices or reading its data and weights.
 
 exgrpo check --config=arithmetic --workdir=/tmp/arithmetic
 
 Accepts the same flags as train and performs the checks that train performs first: flags, config,
 reward functions, wandb, model shape, tokenizer, and whether local data and weights exist. If the
-model is on the Hub or in a GGUF file, the files that describe it are cached, but its weights are
-not. Nothing else is written. Buckets are not read. With config.num_epochs, the training questions
-are also read to count the steps. Exit status: 0 if no problem was found, 2 if the run cannot start,
-1 if the network or the storage failed.
+model is on the Hub or in a GGUF file, the command caches the files that describe it, but not its
+weights. Nothing else is written. Buckets are not read. With config.num_epochs, the training
+questions are also read to count the steps. Exit status: 0 if no problem was found, 2 if the run
+cannot start, 1 if the network or the storage failed.
 """
 
 from etils import epath

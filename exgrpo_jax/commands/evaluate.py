@@ -47,7 +47,7 @@ def define_flags() -> None:
   command_line.define_path(
     'compare',
     "Two policies to compare, written as A,B, instead of --checkpoint and --model. Each is a run's "
-    'workdir or a Hugging Face folder. B is sampled and graded like A, but with its own prompts '
+    'workdir or a Hugging Face model. B is sampled and graded like A, but with its own prompts '
     """and tokenizer. Quote a path that contains a comma: '"sweep/a,seed=1","sweep/b,seed=1"'.""",
     several=True,
   )
@@ -141,7 +141,7 @@ def _compare_two(args: command_line.Args) -> None:
   if len(args.compare) != 2:
     raise InputError(
       f'--compare={",".join(args.compare)}: the value must be two policies, written as A,B. Each '
-      "is a run's workdir or a Hugging Face folder. Quote a path that contains a comma: "
+      "must be a run's workdir or a Hugging Face model. Quote a path that contains a comma: "
       """--compare='"sweep/a,seed=1","sweep/b,seed=1"'."""
     )
   first, second = map(policies.at, args.compare)
@@ -161,7 +161,7 @@ def _compare_two(args: command_line.Args) -> None:
 def _settings_of_two(
   args: command_line.Args, first: Source, second: Source
 ) -> tuple[ConfigDict, ConfigDict]:
-  """Return configs for two policies so that the second is sampled and graded like the first."""
+  """Return configs with which the second policy is sampled and graded like the first."""
   user_config, max_response = args.config, args.max_response
   first_values: Any = command_line.with_sampling(
     args, policies.config_values(first, user_config, max_response)

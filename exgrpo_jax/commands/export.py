@@ -83,7 +83,10 @@ def _folder(args: command_line.Args) -> Iterator[epath.Path]:
   The folder is temporary if --out is not set.
   """
   if args.push and '://' in (args.out or ''):
-    raise InputError(f'--out={args.out}: --push needs a local folder. Remove --out.')
+    raise InputError(
+      f'--out={args.out}: with --push, the folder must be local. Choose a local folder, or '
+      'remove --out.'
+    )
   out = new_folder(args.out) if args.out or not args.push else None
   if args.push and hosts.is_first():
     hub.check_push(args.push, args.public)
@@ -159,7 +162,7 @@ def new_folder(name: str | None) -> epath.Path:
 
 
 def write_model(path: str, out: epath.Path, dtype: str | None = None) -> str:
-  """Write a model from a folder, a GGUF file or the Hub, and return the dtype that was written.
+  """Export a model from a folder, a GGUF file or the Hub; return the dtype of the written weights.
 
   Copies the original folder's model card if there is one.
   """

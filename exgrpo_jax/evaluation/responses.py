@@ -27,9 +27,10 @@ def sample(
   Each prompt is a single user message, rendered with config.prompt, and gets `samples` responses.
   The same `seed` gives the same responses.
 
-  Log-probabilities and entropies are in nats, under the sampling distribution or, at temperature 0,
-  under the distribution at temperature 1. Raises InputError if `prompts` is not a list of
-  strings, if a prompt is longer than config.rollout.max_prompt, or if an environment is set.
+  Log-probabilities and entropies are in nats. They refer to the sampling distribution or, if the
+  temperature is 0, to the distribution at temperature 1. Raises InputError if `prompts` is not a
+  list of strings, if a prompt is longer than config.rollout.max_prompt, or if an environment is
+  set.
   """
   policies.check(policy)
   tokenizer, config = policy.experiment.tokenizer, policy.experiment.config

@@ -98,11 +98,12 @@ def score_policy(
 
   Returns:
     Metrics by name. 'eval/{name}/pass@1' is the score of the first sample, and '…_low' and '…_high'
-    bound its 95% interval. With k > 1 samples, there are also 'avg@{k}' (the mean over all samples)
-    and 'pass@{k}' (the share of questions with a correct sample), with bounds. If any answer was
-    extracted, 'maj@{k}' is the share of questions whose most frequent answer is correct (see
-    `majority`). 'truncated' and, if the task can check steps, 'valid_steps' are shares of all
-    responses. The name comes from the data spec (`spec_name`). If the data has several sources, the
+    are the bounds of its 95% interval. With k > 1 samples, there are also 'avg@{k}' (the mean over
+    all samples), 'pass@{k}' (the share of questions with at least one correct sample) and, if any
+    answer was extracted, 'maj@{k}' (the share of questions whose most frequent answer is correct;
+    see `majority`), each with its bounds. 'truncated' is the share of responses that were
+    truncated. If the task can check steps, 'valid_steps' is the share of responses whose steps are
+    all right. The name comes from the data spec (`spec_name`). If the data has several sources, the
     metrics are per source instead: 'eval/{name}/{source}/…'.
     Records with the questions, responses, verdicts and sampling settings.
   """

@@ -1,4 +1,4 @@
-"""Evaluation of a policy on a benchmark suite, which adds a row to a table.
+"""Evaluation of a policy on a benchmark suite. Each evaluation adds a row to a table.
 
 Each file in configs/suites/ defines `get_suite()`, which returns a Suite.
 """
@@ -116,7 +116,7 @@ def write_row(
   policy: Mapping[str, Any],
   results: Sequence[tuple[Part, Sequence[Record]]],
 ) -> str:
-  """Write the row's file and the tables of all rows; return the table as Markdown.
+  """Write the row's file, update the table's files, and return the table as Markdown.
 
   `policy` identifies the policy by its run or model and its step, as in evaluations.jsonl.
   """
@@ -170,7 +170,7 @@ def _settings(suite: Suite, config: RunConfig) -> dict[str, Any]:
 
 
 def load_suite(path: str) -> Suite:
-  """Load a suite; raises InputError if its file fails or benchmarks share a label or source."""
+  """Load a suite. Raises InputError if its file fails, or if benchmarks share a label or source."""
   return evaluate_file(path, 'suite', 'a Suite, as configs/suites/paper.py does', _check)[0]
 
 
@@ -234,7 +234,7 @@ def _parts(suite: Suite, question_sets: Sequence[QuestionSet]) -> list[Part]:
 
 
 def _content(questions: Sequence[Question]) -> str:
-  """Compute a digest of questions and answers that ignores order and duplicates."""
+  """Compute a digest of the questions and answers, regardless of their order and duplicates."""
   texts = sorted({repr((question.messages, question.answer)) for question in questions})
   return hashlib.sha256('\n'.join(texts).encode()).hexdigest()[:16]
 

@@ -38,8 +38,8 @@ def shipped_names(package: str) -> list[str]:
 def shipped_path(value: str, package: str, flag: str) -> str:
   """Return the path of a config file, given its path or its name in `package`.
 
-  `flag` is 'config', 'sweep' or 'suite'. Messages use it as the flag's name and the kind of file.
-  Raises InputError if the file does not exist.
+  `flag` is 'config', 'sweep' or 'suite'. Messages use it both to name the flag and to say what
+  kind of file is meant. Raises InputError if the file does not exist.
   """
   if not value.endswith('.py') and os.sep not in value:
     path = _folder(package) / f'{value}.py'
@@ -157,7 +157,7 @@ def _overrides(argv: Sequence[str]) -> dict[str, list[str]]:
 
 
 def _check_override(path: str, values: ConfigDict, key: str, words: list[str]) -> None:
-  """Raise InputError unless the config has the key and accepts the value in `words`."""
+  """Raise InputError unless the config has the key and accepts the value that `words` sets."""
   text = words[-1].partition('=')[2] if _FLAG.match(words[-1]) else words[-1]
   text_values = config.overridden(values, {key: text})  # rejects unknown keys
   flag_values = flags.FlagValues()

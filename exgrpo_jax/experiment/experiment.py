@@ -84,7 +84,7 @@ def with_dtype(config: RunConfig, workdir: str = '', platform: str = '') -> RunC
 
 
 def _recorded_dtype(config: RunConfig, workdir: str) -> str:
-  """Return the dtype recorded by the run in `workdir` or by the warm start to reuse, or 'auto'."""
+  """Return the dtype recorded by the run in `workdir` or by a reused warm start; else 'auto'."""
   is_run = bool(workdir) and os.path.exists(os.path.join(workdir, 'config.json'))
   dtype = stored_dtype(read_config(workdir)) if is_run else 'auto'
   if dtype == 'auto' and config.warm_start.num_updates and (is_run or config.warm_start.path):
@@ -233,7 +233,7 @@ def check_embedded(experiment: Experiment, rows: Iterable[np.ndarray], text: str
 
 
 def with_counted_length(config: RunConfig) -> RunConfig:
-  """Return the config with its number of steps, for commands that do not otherwise load data.
+  """Return the config with `num_steps` filled in, for commands that do not otherwise load data.
 
   With num_epochs, reads the training questions and prints the number of steps, which is an upper
   bound if `data.on_overlong` drops questions. Raises InputError if the data cannot be read.

@@ -74,10 +74,11 @@ def at(path: str) -> Source:
 def config_values(
   source: Source, user_config: ConfigDict | None = None, max_response: int | None = None
 ) -> ConfigDict:
-  """Return a sampling config: a copy of `user_config`, the run's config, or one made for the model.
+  """Return the config for sampling from `source`: a copy of `user_config`, if it is given.
 
-  `max_response` is passed to `suited_to`. Raises InputError if the run's model, LoRA, tokenizer or
-  prompt settings differ from the settings in `user_config`.
+  Without `user_config`, returns the run's own config or, for a model, the config that `suited_to`
+  makes with `max_response`. Raises InputError if the run's model, LoRA, tokenizer or prompt
+  settings differ from the settings in `user_config`.
   """
   values: Any = copy.deepcopy(user_config)
   if values:
@@ -183,7 +184,7 @@ def check(policy: object) -> None:
 
 
 def restore(source: Source, experiment: Experiment) -> Policy:
-  """Load the policy of `source` into its open experiment, ready for sampling."""
+  """Load the policy at `source` for sampling; `experiment` is the one opened for it."""
   with jax.set_mesh(experiment.meshes.training), activity.doing(f'loading {source.path}'):
     if source.kind == 'run':
       params, step = load_run_params(experiment, source.path, source.step)

@@ -295,8 +295,8 @@ def parse_config(values: ConfigDict) -> RunConfig:
   for key, value in choices.items():
     if value and not run_config.data.validation:
       raise InputError(
-        f'config.{key}={value}: config.data.validation is empty. Set it to questions other than '
-        'those in config.data.evaluation, so that selecting a policy does not bias its final score.'
+        f'config.{key}={value}: config.data.validation is empty. Set it to questions that are '
+        'not in config.data.evaluation, so that selecting a policy does not bias its final score.'
       )
   if run_config.experience.path and not run_config.replay.ratio:
     raise InputError(

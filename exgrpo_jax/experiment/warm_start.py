@@ -262,7 +262,7 @@ def _load_result(
 
 
 def _changes(directory: str, run_origin: Mapping[str, Any]) -> list[str]:
-  """Describe how `run_origin` differs from the origin of the folder's result.
+  """Describe how `run_origin` differs from the origin stored with the result in `directory`.
 
   Settings that earlier versions did not record are treated as unchanged.
   """
@@ -279,7 +279,7 @@ def _changes(directory: str, run_origin: Mapping[str, Any]) -> list[str]:
 
 
 def _without_root(settings: Mapping[str, Any]) -> dict[str, Any]:
-  """Shorten the path of a shipped model or of one in the Hub's cache, whose root may move."""
+  """Shorten the path of a shipped model or a model in the Hub's cache, since its root may move."""
   path = re.sub(
     r'.*/(?=(huggingface/shipped|models--[^/]+/snapshots)/)', '', settings['model']['path']
   )
@@ -322,7 +322,7 @@ def origin(config: RunConfig, shape: model.ShapeConfig) -> dict[str, Any]:
 
 
 def _other_settings(config: RunConfig) -> dict[str, Any]:
-  """Return the other settings that affect the result and differ from their defaults."""
+  """Return further settings that affect the result, leaving out those with default values."""
   settings: dict[str, Any] = {
     'data.question_field': config.data.question_field,
     'data.answer_field': config.data.answer_field,

@@ -245,7 +245,7 @@ def warn_of_overlap(data: QuestionSet, evaluations: Sequence[QuestionSet]) -> No
       hosts.warn(
         f'{evaluation.spec}: config.data.train contains {count:,} of its '
         f'{len(evaluation.prompts):,} prompts, so the score partly measures how well the policy '
-        'answers training questions. Remove these questions from one of the two.'
+        'answers training questions. Remove these questions from one of the two sets.'
       )
 
 

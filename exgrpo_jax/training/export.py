@@ -1,4 +1,4 @@
-"""Exporting a run's policy to a Hugging Face folder for transformers, vLLM or another run."""
+"""Export a run's policy to a Hugging Face folder for transformers, vLLM or another run."""
 
 import contextlib
 import json
@@ -26,8 +26,8 @@ def write(
   """Write weights, config.json, generation_config.json and the tokenizer's files.
 
   Keeps all entries of the original checkpoint's config.json. `dtype` defaults to the original
-  dtype, or to float32 for a model from scratch. config.json is written last, so a folder that
-  contains it is complete. Returns the dtype. Only the first host writes.
+  dtype, or to float32 if there is no original checkpoint. config.json is written last, so a
+  folder that contains it is complete. Returns the dtype. Only the first host writes.
   """
   tokenizer, values = experiment.tokenizer, _config_json(experiment)
   if hosts.is_first():

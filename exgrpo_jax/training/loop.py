@@ -142,9 +142,9 @@ def learn(
   """Make `epochs` passes over the step's rows, with one update per minibatch of whole groups.
 
   From the second epoch on, the groups are shuffled. Returns the new state (`state` is donated) and
-  a dict of sums for each epoch: the sums of `objective.token_loss`, 'loss', 'gradient_norm',
-  'learning_rate', 'skipped' and 'updates' and, with `max_kl`, 'skipped_by_kl'. The sums are float32
-  device scalars and may not have been computed yet.
+  a dict of sums for each epoch. It contains the sums of `objective.token_loss`, plus 'loss',
+  'gradient_norm', 'learning_rate', 'skipped', 'updates' and, with `max_kl`, 'skipped_by_kl'. The
+  sums are float32 device scalars and may not have been computed yet.
   """
   config = run.experiment.config
   clip = objective.clips_fresh_ratios(config.objective, experience.plan.replay_started)

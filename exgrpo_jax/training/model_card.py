@@ -182,7 +182,7 @@ def _scores(experiment: Experiment, step: int, scores: Mapping[str, float]) -> s
 
 
 def _manual_rows(workdir: str, step: int) -> Iterator[tuple[str, ...]]:
-  """Yield a row for each evaluation of the policy with `exgrpo evaluate`."""
+  """Yield a row for each score that `exgrpo evaluate` recorded for the policy."""
   for line in metrics.read_evaluations(workdir, step):
     for source, name in runs.score_names([[line['scores']]]).items():
       title = f'{source}, {Distribution(**{n: line[n] for n in line.keys() & _SAMPLING})}'

@@ -6,9 +6,9 @@ exgrpo train --config=one_gpu --workdir=/tmp/run \
 
 Each question in config.data.train is answered a few times, by the policy that training starts from
 or by a run's policy. The responses are sampled and graded as in training. Questions that the
-policy always or never solves are dropped, because it currently cannot learn from them. With the
-successes in its replay buffer, a run knows from the first step how hard each question is. The
-command writes these files to the folder --out:
+policy always or never solves are dropped, because it currently cannot learn from them. If the
+successes are in a run's replay buffer, the run knows from the first step how hard each question is.
+The command writes these files to the --out folder:
   questions.jsonl     the remaining questions in verl's columns, plus `solution`, `pass_rate` and
                       `columns` (the original columns as JSON)
   successes.parquet   the correct responses to these questions, for config.experience.path
@@ -75,8 +75,8 @@ def filter_questions(
 
   Each question gets `samples` responses from the policy of the run `source` or, if `source` is
   None, from the policy that training starts from. A question is kept if its pass rate is strictly
-  between `above` and `below`. Raises InputError if no question remains, or if the run could not
-  start.
+  between `above` and `below`. Raises InputError if no question remains, or if a run with
+  this config could not start.
   """
   make_folder('--out', out)
   experiment = open_experiment(values, source.path if source else out)

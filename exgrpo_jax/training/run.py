@@ -136,9 +136,9 @@ def begin(
 ) -> tuple[Snapshot, model.Params | None, Mapping[str, int]]:
   """Restore the newest snapshot, or create a new run's snapshot at step 0.
 
-  `params` are the initial parameters, or None for a resumed run that does not keep them. Updates
-  donate them unless the run keeps them. A new run's buffer starts with `successes`. Returns the
-  snapshot, `Run.initial` and `Run.base_sums`.
+  `params` are the initial parameters, or None for a resumed run that does not keep its initial
+  parameters. Updates donate `params` unless the run keeps them. A new run's buffer starts with
+  `successes`. Returns the snapshot, `Run.initial` and `Run.base_sums`.
   """
   config = experiment.config
   initial, base_sums = params if config.keeps_initial else None, checkpoint.NO_BASE
