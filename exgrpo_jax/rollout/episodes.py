@@ -187,7 +187,8 @@ class _Play:
   def _due_answers(self, last_sync: int, is_idle: bool) -> list[Answer]:
     """Await answers to turns that had ended as of `last_sync`.
 
-    If `is_idle`, also await answers to the turns that ended first, even if they ended later.
+    If `is_idle`, also await answers to the turns that ended first, even if they ended after
+    `last_sync`.
     """
     oldest = next(iter(self._end_syncs.values()), 0) if is_idle else 0
     keys = [key for key, sync in self._end_syncs.items() if sync <= max(last_sync, oldest)]

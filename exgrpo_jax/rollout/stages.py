@@ -392,7 +392,7 @@ def dropped(rollout: RolloutSetup, graded: GradedGroups) -> list[int]:
 def graded(
   plan: Plan, responses: Responses, grader: Grader
 ) -> tuple[GradedGroups, dict[Any, Verdict]]:
-  """Collect verdicts; return the groups with all their verdicts, and the collected ones alone.
+  """Collect verdicts; return the groups with all their verdicts, and a dict of the collected ones.
 
   Verdicts are collected from the grader and the environment. The plan already contains the others.
   """
