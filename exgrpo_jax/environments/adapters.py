@@ -26,7 +26,7 @@ _MARKS = {'34;1': '()', '35': '{}', '42': '<>'}  # Taxi's passenger, destination
 
 
 class TextArena:
-  """A single-player TextArena game, which is won if its reward is at least 1.
+  """A single-player TextArena game. A reward of at least 1 counts as a win.
 
   The policy sees the game's messages to the player, except those that echo the policy's moves.
   """
@@ -63,7 +63,7 @@ class TextArena:
 
   @contextlib.contextmanager
   def _own_random_state(self) -> Iterator[None]:
-    """Use this game's own random state in a `with` block, because episodes share the global one."""
+    """Use this game's own random state, not the one all episodes share, inside a `with` block."""
     global_state = random.getstate(), np.random.get_state()
     if self._random_state is not None:
       random.setstate(self._random_state[0])
@@ -79,9 +79,10 @@ class TextArena:
 class Gymnasium:
   """A Gymnasium game with discrete actions, such as the toy text games.
 
-  Each turn is the number of an action. If the `actions` column lists names for the actions, in
-  order, each turn is a name instead. The prompt begins with the text in the `rules` column. The
-  game is won if it ends with a reward of at least the value in the `won` column (default 1).
+  In each turn, the policy chooses an action by its number or, if the `actions` column lists names
+  for the actions in the order of their numbers, by its name. The prompt begins with the text in the
+  `rules` column. The game is won if it ends with a reward of at least the value in the `won` column
+  (default 1).
   """
 
   def __init__(self) -> None:

@@ -71,7 +71,7 @@ class Pool:
     future.add_done_callback(self._answers.put)
 
   def answers(self, wait: bool) -> list[Answer]:
-    """Return the answers received since the last call. If `wait`, block until there is one."""
+    """Return the answers received since the last call. If `wait`, first wait for at least one."""
     futures = [self._answers.get()] if wait else []
     while not self._answers.empty():
       futures.append(self._answers.get())
@@ -128,7 +128,8 @@ class Pool:
   ) -> list[Values]:
     """Distribute requests that are not part of an episode among all workers; return the replies.
 
-    If a request fails, raises InputError with `what`, the question's row and the reason.
+    If a request fails, raises InputError; its message contains `what`, the question's row and the
+    reason.
     """
     holders = itertools.cycle(self._holders)
     futures = [holder.ask(request) for holder, request in zip(holders, requests)]
@@ -198,7 +199,7 @@ class _Holder:
       self._reply(worker, lambda: {'key': key, 'begin': None, 'texts': ()})
 
   def _reply(self, worker: Worker, make: Callable[[], Values]) -> Values | Failure:
-    """Send a request built by `make` and return the reply; each new process gets a new request."""
+    """Send the request from `make` and return the reply; call `make` again for each new process."""
 
     def request() -> tuple[Any, float]:
       values = make()

@@ -1,10 +1,10 @@
-"""Tools: Python functions that a model calls until it answers without a call.
+"""Tools: Python functions that a model can call. A turn without a call is the model's answer.
 
 Our verifier compares this answer with the ground truth, as in single-turn training. If a call
 cannot be parsed or a tool fails, the model sees the error and may try again.
 
-Tools that share state are the public methods of a class, which is instantiated for each episode
-without arguments, as in TRL's `environment_factory`. A `reset` method isn't a tool. It receives the
+Tools that share state are the public methods of a class, which is instantiated without arguments
+for each episode, as in TRL's `environment_factory`. A `reset` method isn't a tool. It receives the
 row's prompt, answer and columns as keyword arguments, and the text it returns is added to the
 prompt. A class may provide a reward: the result of its `get_reward` method or, without such a
 method, its `reward` attribute. When the model answers, this becomes the episode's reward, and the

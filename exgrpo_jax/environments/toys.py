@@ -52,7 +52,7 @@ class Guess:
     return Observation('lower')
 
   def demonstrate(self, rng: np.random.Generator) -> str:
-    """Return the guess of a player who sometimes halves the interval and sometimes forgets it."""
+    """Return the guess of a player who sometimes halves the interval or forgets all replies."""
     if rng.random() < _FORGETS:
       return str(rng.choice(self._numbers))
     if rng.random() < _HALVES:
@@ -147,7 +147,7 @@ class Attempts:
     return task.messages
 
   def step(self, response: str) -> Observation:
-    """Judge an answer. A correct answer earns a reward of 1, before environment.discount."""
+    """Judge an answer. A correct one earns a reward of 1 before environment.discount is applied."""
     outcome = verifier.judge_with(verifier.BuiltIn(), response, self._truth).outcome
     if outcome == 'correct':
       return Observation(reward=1.0, done=True, success=True)

@@ -6,11 +6,12 @@ pool.py sends the requests; ../workers/server.py describes the protocol:
                              'package.module:name'. The reply is {'tools': descriptions}
   {'key', 'begin', 'texts'}  `texts` are turns, and the reply answers the last one: an Observation's
                              fields, or {'messages': the prompt} if there are no turns. `begin`
-                             contains the fields of a `Beginning`, and all turns are played. If the
-                             worker is already running the episode, `begin` is None and `texts`
-                             contains only the new turn; an empty `texts` then drops the episode
-  {'begin', 'turns'}         the reply is {'episode': [[text, observation], …]}, at most `turns`
-                             turns played by the environment's own `demonstrate`
+                             contains the fields of a `Beginning`, and the worker plays all turns.
+                             If the worker is already running the episode, `begin` is None and
+                             `texts` contains only the new turn; in that case, an empty `texts`
+                             drops the episode
+  {'begin', 'turns'}         the reply is {'episode': [[text, observation], …]}, an episode of at
+                             most `turns` turns played by the environment's own `demonstrate`
 
 An episode is dropped if answering a turn raises an exception.
 """

@@ -106,7 +106,10 @@ def _parse(place: str, line: str, kind: str) -> _Case:
     raise InputError(f'{place}: {_shorten(line)!r} is not a JSON object.') from None
 
   def field(*names: str, kind: type = str, default: Any = None) -> Any:
-    """Return the first field present, or `default`. Raises InputError if there is neither."""
+    """Return the value of the first of these fields that is present, or else `default`.
+
+    Raises InputError if there is neither a field nor a default, or if a value has the wrong type.
+    """
     name = next((name for name in names if name in row), None)
     if name is None and default is None:
       fields = ', '.join(map(repr, row)) or 'nothing'

@@ -1,10 +1,10 @@
-r"""Grading of reasoning_gym tasks with their own score_answer, where a score of 1 means correct.
+r"""Grade reasoning_gym tasks with their own score_answer; a score of 1 means correct.
 
 score_answer receives the answer as written, from a box or from prose. If prose does not mark the
 answer with '####' or 'the answer is', the answer is the last number if the entry's answer is a
 number, and the last line otherwise. Most tasks compare character by character, so two more
 variants are tried: the answer without decoration such as `\text{}`, `**`, `$` and quotes; and the
-entry's own form, if both answers are the same number. A formula is not a number, and text that
+entry's own answer, if the two are the same number. A formula is not a number, and text that
 ends in a formula has no last number, because `32 - 67 =` may just repeat the question.
 
 A worker imports the package when it receives the first response that needs it, before that
@@ -64,7 +64,7 @@ def extract(response: str, entry: Mapping[str, Any]) -> str | None:
 
 
 def score(answer: str, entry: Mapping[str, Any]) -> float:
-  """Return the best score over an answer's spellings: 1 if correct, else partial credit.
+  """Return the best score that any spelling of an answer gets: 1 if correct, else partial credit.
 
   Raises InputError if the task is unknown or would execute a model's text as code.
   """

@@ -39,7 +39,7 @@ ANYTHING = VerifierConfig()
 
 
 class Question(Protocol):
-  """The part of a question that verifiers use; `datatypes.Question` implements it."""
+  """The interface through which verifiers read a question; `datatypes.Question` implements it."""
 
   @property
   def answer(self) -> str:
@@ -151,8 +151,9 @@ def judge_with(
 def judge(response: str, answer: str, config: VerifierConfig = ANYTHING, kind: str = 'math') -> str:
   """Judge a response with our own verifier, in bounded time; return one of OUTCOMES.
 
-  Raises InputError if `kind` is not one of KINDS or an argument has the wrong type, but never
-  because of the text.
+  Raises InputError if an argument has the wrong type, or if `kind` is not one of KINDS or is
+  'reasoning_gym', which needs a data row. The texts themselves, however malformed, never raise an
+  error.
   """
   form = "a string. Decode a Response's tokens with policy.experiment.tokenizer.decode"
   check_argument('response', response, str, form)

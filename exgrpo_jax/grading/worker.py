@@ -66,7 +66,7 @@ def _load(setup: Mapping[str, Any], say: Say) -> tuple[Reply, Callable[[Sequence
 
 
 def bounded(response: str, max_length: int) -> str | None:
-  """Return the part of a response to judge, at most `max_length` characters.
+  """Return the part of a response that is judged, at most `max_length` characters.
 
   A longer response is cut at the start if the remaining part still contains '</think>', so only
   reasoning is removed, never the answer. Otherwise, the result is None, because the end of the

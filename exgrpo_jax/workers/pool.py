@@ -223,8 +223,8 @@ def _warn_once(message: str) -> None:
 class Pool:
   """A program's workers, with one thread per worker.
 
-  Each process is started by its first call. A process ends when `close` is called or when the
-  thread that started it ends, so it never outlives its parent process.
+  A process starts when a call first needs it. It ends when `close` is called or when the thread
+  that started it ends, so it never outlives its parent process.
   """
 
   def __init__(self, program: Program, count: int = 1) -> None:

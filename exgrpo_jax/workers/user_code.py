@@ -1,4 +1,4 @@
-"""Loading of user code named in a config, and summaries of its errors."""
+"""Load the user code named in a config, and summarize its errors."""
 
 import contextlib
 import functools

@@ -9,9 +9,9 @@ From text to verdict:
   answer       interprets a tree as a reading; solves inequalities and computes matrices
   equality     compares two answers as written and, if they differ, by their readings
 
-These modules build on tree, which defines trees and readings; number and quantity, which evaluate
-and compare trees; operators, which also handles products whose order matters; and units.
-`description` describes a reading in words. `sets` compares sets, and `identity` uses sympy's
-polynomials to compare expressions for which evaluation is inconclusive. sympy only receives trees;
-text from a model is never evaluated as code.
+These modules build on others: `tree` defines trees and readings, `number` and `quantity` evaluate
+and compare trees, and `units` defines units of measurement. `operators` also handles products whose
+order matters. `description` describes a reading in words. `sets` compares sets, and `identity` uses
+sympy's polynomials to compare expressions for which evaluation is inconclusive. sympy only receives
+trees; text from a model is never evaluated as code.
 """

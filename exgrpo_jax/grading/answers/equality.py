@@ -172,7 +172,7 @@ def same(answer: Reading, truth: Reading) -> bool:
 
 
 def _same_as_written(answer: Reading, truth: Reading) -> bool:
-  """Compare two words or two dashed numbers as written; otherwise, compare values."""
+  """Compare two words or two dashed numbers as written, and anything else by value."""
   if answer[0] == truth[0]:
     return answer[1] == truth[1]
   if {answer[0], truth[0]} & {'labelled', 'assigned'}:
@@ -350,7 +350,7 @@ def _split_assignment(reading: Reading) -> Reading:
 
 
 def _same_without_labels(unlabelled: Reading, assignments: Sequence[tuple[Tree, Reading]]) -> bool:
-  """Compare unlabeled with labeled values; coordinates ('y = 2, x = 1') are sorted by label."""
+  """Compare unlabeled values with labeled ones; sort coordinates ('y = 2, x = 1') by label."""
   names = sorted(label[1] for label, _ in assignments if label[0] == 'symbol')
   if len(names) == len(assignments) and ''.join(names) in _ALPHABET:
     assignments = sorted(assignments, key=lambda assignment: assignment[0][1])
@@ -376,7 +376,7 @@ def _same_equation(answer: Reading, truth: Reading) -> bool:
 
 
 def _zero_form(reading: Reading) -> Tree | None:
-  """Return an equation's left side minus its right side; None if this is not an equation."""
+  """Return an equation's left side minus its right side; None if `reading` is not an equation."""
   sides = {'equation': reading[1:3], 'labelled': reading[3:5]}.get(reading[0], (None, None))
   return None if None in sides else subtract(*sides)
 

@@ -1,4 +1,4 @@
-"""Extraction of the answer from a response: from the last box after the reasoning, or from prose.
+"""Extract the answer from a response: from the last box after the reasoning, or from prose.
 
 A hedged answer keeps its hedge, so that it matches neither alternative: '3 or 4' in prose gives
 'or 4'. The section on boxes below covers answers in several boxes.
@@ -109,7 +109,8 @@ def solution(response: str, require: Collection[str] = ()) -> str | None:
   """Return the text after a response's reasoning, or None if a required part is missing.
 
   The reasoning is any text before the last '</think>' or after an unclosed '<think>'. If `require`
-  contains 'think', the response must contain '</think>'. If it contains 'box', there must be a box.
+  contains 'think', the response must contain '</think>'. If `require` contains 'box', there must be
+  a box after the reasoning.
   """
   _, closing_tag, rest = response.rpartition('</think>')
   if 'think' in require and not closing_tag:
@@ -289,7 +290,7 @@ def _with_hedge(prefix: str, answer: str) -> str:
 
 
 def _formula(text: str, start: int, end: int) -> tuple[int, int] | None:
-  """Return the bounds of the formula around a span, without delimiters; None if there is none."""
+  """Return the bounds of the formula around a span, excluding delimiters; None if there is none."""
   for opening, closing in (('\\[', '\\]'), ('\\(', '\\)')):
     before, after = text.rfind(opening, 0, start), text.find(closing, end)
     if before >= 0 and after >= 0 and text.find(closing, before, start) < 0:

@@ -238,7 +238,7 @@ class Grammar(Cursor, abc.ABC):
     return ('letters', ''.join(letters), tree) if is_word(''.join(letters)) else tree
 
   def _dashed(self) -> Tree | None:
-    """Read numbers or capitals joined by '-', or a date with '/'; return None otherwise."""
+    """Read numbers or capitals joined by '-', or a date written with '/'; return None otherwise."""
     start, end = self._at, self._end_of_item('number', 'word', '-', '/')
     texts = [token.text for token in self._tokens[start:end]]
     items, marks = texts[::2], set(texts[1::2])

@@ -1,10 +1,10 @@
 """Algebraic comparison of two expressions, used if evaluation at several points is inconclusive.
 
-Each expression becomes a quotient of two polynomials, which sympy multiplies and adds. Their
-unknowns are the letters and everything that isn't polynomial in the letters: roots, sines,
-factorials, and powers with a letter in the exponent. Expressions that are equal for all values of
-the unknowns are the same. If the unknowns are only letters and factorials, all other expressions
-differ. The work is bounded by a limit on the number of term products.
+Each expression becomes a quotient of two polynomials, which sympy multiplies and adds. The unknowns
+are the letters and everything that isn't polynomial in the letters: roots, sines, factorials, and
+powers with a letter in the exponent. Expressions that are equal for all values of the unknowns
+count as the same. If the unknowns are only letters and factorials, all other expressions count as
+different. To bound the work, the number of products of two terms is limited.
 """
 
 import functools
@@ -38,7 +38,10 @@ def same_expression(x: Tree, y: Tree) -> bool | None:
 
 
 def proportional_expressions(x: Tree, y: Tree, positive: bool) -> bool:
-  """Return True if x = c * y for a constant c and neither is 0; `positive` requires c > 0."""
+  """Return True if x is a constant times y, and neither is zero.
+
+  `positive` requires a positive constant.
+  """
 
   def are_proportional(a: Polynomial, b: Polynomial) -> bool:
     if not a or not b or a.monic() != b.monic():
@@ -119,7 +122,8 @@ class _Algebra:
   def _inverse(self, x: Quotient) -> Quotient:
     """Return 1/x; raises _UndecidedError if x may be zero everywhere, like sqrt(2) sqrt(2) - 2.
 
-    A polynomial in letters, or its product with powers and factorials, is not zero everywhere.
+    A nonzero polynomial in letters is not zero everywhere, and neither is its product with powers
+    and factorials.
     """
     top, bottom = x
     unknowns = _generators(top)
@@ -187,9 +191,9 @@ class _Algebra:
     return result
 
   def _positive_factors(self, base: Quotient) -> list[tuple[Any, int]] | None:
-    """Factor a positive rational number into primes and exponents.
+    """Factor a base that is a positive rational number into primes and their exponents.
 
-    Returns None for any other base, or if the number is too large.
+    Returns None if the base is anything else, or if its numerator or denominator is too large.
     """
     from sympy import Rational, factorrat
 
@@ -248,7 +252,7 @@ class _Algebra:
         self._factorials.setdefault(rest, []).append(integer)
 
   def _split(self, argument: Polynomial) -> tuple[Polynomial, int]:
-    """Split off an integer so that the polynomial's constant term is at least 0 and below 1."""
+    """Split a polynomial into a rest, whose constant term is in [0, 1), and an integer."""
     constant = argument.coeff(1)
     integer = int(constant.numerator // constant.denominator)
     rest = argument - integer

@@ -226,7 +226,10 @@ class _Parser(Grammar):
     return 'symbol', f'{name} {"".join(parts)}'
 
   def _big_operator(self, name: str) -> Tree:
-    """Read a sum, integral or limit as a call on its upper bound and operand; never evaluate it."""
+    """Read a sum, integral or limit as a call whose arguments are its upper bound and operand.
+
+    The call is never evaluated.
+    """
     lower, upper = self._scripts(self._subscript)
     return 'call', f'{name}_{lower or ""}', (upper or ('number', Fraction(0)), self._factors())
 
@@ -265,7 +268,10 @@ class _Parser(Grammar):
     return 'function', 'sqrt', (argument,) if index is None else (argument, index)
 
   def _unbracketed(self) -> Tree:
-    """Read the product in 'sin 2 t', which ends at a sign, a bracket or another function."""
+    """Read a function's argument that is not in brackets, such as the '2 t' in 'sin 2 t'.
+
+    It ends at a sign, a bracket or another function.
+    """
     factors = [self._power()]
     ends = (*FUNCTIONS, '(', '[', '|')
     while self._starts_factor() and self.peek().text not in ends:

@@ -150,7 +150,7 @@ def normalize_unit(name: str) -> str:
 
 @functools.lru_cache(maxsize=256)
 def measure(unit: str) -> tuple[Fraction, dict[str, int]] | None:
-  """Return a normalized unit's size and nonzero dimension exponents; None if it is unknown."""
+  """Return a normalized unit's size and nonzero dimension exponents; None for an unknown unit."""
   size, dimensions, sign, at = Fraction(1), Counter[str](), 1, 0
   while at < len(unit):
     match = _PART.match(unit, at)
