@@ -99,7 +99,7 @@ def discounted_counts(counts: tuple[float, float], rewards: Sequence[float]) -> 
 
 
 def history_advantages(reward_QK: Array, counts_Q2: Array, normalize_std: str = 'off') -> Array:
-  """Subtract from each question's rewards the mean of its discounted Beta-Bernoulli posterior.
+  """Subtract the mean of each question's discounted Beta-Bernoulli posterior from its rewards.
 
   arXiv:2603.18444, eq. 12. Even a group whose rewards are all equal gets nonzero advantages. Unless
   `normalize_std` is 'off', the result is also divided by the standard deviation (never 0) of a 0/1

@@ -25,7 +25,7 @@ _LARGEST = 80.0
 
 
 def importance_ratio(log_ratio: Array) -> jax.Array:
-  """Return w = exp(log_ratio): plain importance sampling (the authors' code: no_reshape).
+  """Return w = exp(log_ratio): plain importance sampling (no_reshape in the authors' code).
 
   The value and derivative are capped at 5.5e34 to stay finite in float32, so a capped ratio times
   an advantage of 0 is 0. Any other advantage gives a gradient so large that the update is skipped.
@@ -36,9 +36,9 @@ def importance_ratio(log_ratio: Array) -> jax.Array:
 def policy_shaping(log_ratio: Array, beta: float) -> jax.Array:
   """Return f(w) = w / (w + beta), w = exp(log_ratio): policy shaping (LUFFY, arXiv:2504.14945).
 
-  Computed as a sigmoid, so that ratios too large for float32 give value 1 and gradient 0 instead of
-  inf / inf. The gradient with respect to log w is beta w / (w + beta)^2. For w < sqrt(beta) - beta,
-  it exceeds w, the gradient without shaping.
+  Computed as a sigmoid, so that ratios too large for float32 give a value of 1 and a gradient of 0
+  instead of inf / inf. The gradient with respect to log w is beta w / (w + beta)^2. For
+  w < sqrt(beta) - beta, this gradient is larger than w, the gradient without shaping.
 
   >>> [round(float(policy_shaping(np.log(w), beta=0.1)), 2) for w in (0.1, 1, 10)]
   [0.5, 0.91, 0.99]
@@ -99,7 +99,7 @@ def dual_clip(
 ) -> tuple[Array, Array]:
   """Bound PPO's term from below by limit x A where A is negative: dual clip (arXiv:1912.09729).
 
-  Updates the pair (term_BT, is_clipped_BT) returned by `ppo`.
+  Takes the pair (term_BT, is_clipped_BT) from `ppo` and returns it with the bound applied.
 
   >>> ppo_terms = np.array([[-9.0, -2.0]]), np.array([[False, False]])
   >>> term_BT, is_clipped_BT = dual_clip(*ppo_terms, np.array([[-1.0]]), clip=True, limit=3.0)
@@ -130,9 +130,10 @@ POLICY_LOSSES = {'ppo': ppo, 'cispo': cispo}  # by ObjectiveConfig.policy_loss
 def tis_weight(trainer_logp: np.ndarray, sampler_logp: np.ndarray, limit: float) -> np.ndarray:
   """Return min(trainer probability / sampler probability, limit) for each token.
 
-  Truncated importance sampling corrects the sampler-trainer mismatch of fresh tokens in the step
-  that sampled them (Yao et al. 2025, https://fengyao.notion.site/off-policy-rl, with limit 2).
-  The arrays are float32, in nats, and have equal shapes; `limit` is positive.
+  Truncated importance sampling corrects for the mismatch between sampler and trainer on fresh
+  tokens, in the step that sampled them. Yao et al. (2025) use a limit of 2
+  (https://fengyao.notion.site/off-policy-rl). The arrays are float32, in nats, and have equal
+  shapes; `limit` is positive.
 
   >>> trainer, sampler = np.log(np.float32([[0.6, 0.9], [0.3, 0.3]]))
   >>> tis_weight(trainer, sampler, limit=2.5).round(2).tolist()

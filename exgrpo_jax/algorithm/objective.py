@@ -198,9 +198,9 @@ def token_loss(
 
   With importance_level 'sequence' or 'product', a fresh token's ratio gets its value from the row
   and its gradient from the token's own log-probability. 'sequence' with aggregation 'sequence_mean'
-  is exactly GSPO (arXiv:2507.18071): s A / |o| times the sum of the tokens' gradients. 'product' is
-  importance sampling of whole responses. Without clipping, it is unbiased no matter which policy
-  sampled the tokens.
+  is exactly GSPO (arXiv:2507.18071): the gradient of a row with ratio s and length |o| is s A / |o|
+  times the sum of the gradients of its tokens' log-probabilities. 'product' is importance sampling
+  of whole responses. Without clipping, it is unbiased no matter which policy sampled the tokens.
 
   Args:
     logp_BT: the tokens' log-probabilities under the current policy at the sampling temperature,
@@ -334,7 +334,7 @@ def merge_sums(slices: Sequence[Mapping[str, jax.Array]]) -> dict[str, jax.Array
 
 
 def merge_epochs(by_epoch: Sequence[Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
-  """Combine the sums of a step's epochs like `merge_sums`, on the host."""
+  """Combine the sums of a step's epochs on the host, by the same rules as `merge_sums`."""
   return {
     name: (np.max if name.endswith('_max') else np.sum)([sums[name] for sums in by_epoch], axis=0)
     for name in by_epoch[0]

@@ -44,15 +44,15 @@ def take(
 ) -> tuple[list[int], Cursor]:
   """Return the next `count` distinct rows of the stream and the cursor after them.
 
-  Skips rows that retired in an earlier epoch (unless `reads_retired`), rows in `taken` and, in a
-  step that crosses into the next epoch, rows already read. The cursor enters the next epoch only
-  when a row from it is needed. A question that retires in the step that reads an epoch's last row
-  is therefore recorded as retired in that epoch.
+  Skips rows that retired in an earlier epoch (unless `reads_retired`) and rows in `taken`. A call
+  that crosses into the next epoch also skips the rows that it has already read. The cursor enters
+  the next epoch only when a row from it is needed. A question that retires in the step that reads
+  an epoch's last row is therefore recorded as retired in that epoch.
 
-  `taken` contains the rows that are in flight or that the step replays. `count + len(taken)` is at
-  most `at_once`, unless `count` is 0: a resumed run may have fewer slots and therefore a lower
-  `at_once`. `seed` determines the permutations. For the other arguments, see `reads_retired`.
-  Raises InputError if the training data has fewer questions than a step needs.
+  `taken` contains the rows that are in flight or that the step replays. `count + len(taken)` must
+  not exceed `at_once`, except when `count` is 0: a resumed run may have fewer slots than before,
+  which lowers `at_once`. `seed` determines the permutations. For the other arguments, see
+  `reads_retired`. Raises InputError if the training data has fewer questions than a step needs.
   """
   if not count:
     return [], cursor

@@ -67,7 +67,7 @@ class Bucketed(NamedTuple):
 def buckets(config: ReplayConfig, buffer: Buffer, num_rollouts: int) -> dict[int, int]:
   """Map each question row of the buffer to its bucket in 0 … K - 1.
 
-  If `bucket_by` is a length, the questions are sorted by length, then by row, and divided into K
+  If `bucket_by` names a length, the questions are sorted by length, then by row, and divided into K
   equal buckets.
   """
   row_N, bucket_N, _ = _assign_buckets(config, buffer, num_rollouts)
@@ -279,8 +279,8 @@ def record_step(
   `buffer` is the buffer that the step was planned with. For each of the plan's Q groups, `replays`
   contains the replayed trajectory or None, `responses` contains the fresh responses (K, or K - 1 if
   a trajectory is replayed), and `verdicts` contains their verdicts. A replayed trajectory
-  contributes its stored verdict, which is a success unless `store` is 'all'. Truncated responses
-  count toward their group's correctness even if `store_truncated` is False.
+  contributes its stored verdict, which is always a success unless `store` is 'all'. Truncated
+  responses count toward their group's correctness even if `store_truncated` is False.
   """
   entries, retired_epoch = _drop_drifted(config, buffer, plan), dict(buffer.retired_epoch)
   groups = zip(plan.questions, plan.prompts, replays, responses, verdicts)
@@ -333,7 +333,7 @@ def _drop_drifted(config: ReplayConfig, buffer: Buffer, plan: Plan) -> dict[int,
 def counts_after(
   plan: Plan, verdicts: Sequence[Sequence[Verdict]]
 ) -> dict[int, tuple[float, float]]:
-  """Map the row of each question in the plan, in order, to its `discounted_counts` after the step.
+  """Map each question's row to its `discounted_counts` after the step, in the plan's order.
 
   Only fresh responses count. For `verdicts`, see `record_step`.
   """

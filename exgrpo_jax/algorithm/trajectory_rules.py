@@ -35,10 +35,10 @@ def released_costs(
 
   That code (experience_helpers.py in https://github.com/ElliottYan/LUFFY, issue 57) has three bugs.
   A candidate's prompt and response entropies are right-aligned in a window of `longest` tokens,
-  with zeros on the left. The mask is built for left-aligned responses and selects their padding.
-  Every pass over up to eight candidates uses the last pass's masks. So a cost is the mean of the
-  window from n to the end, where n is the length of the candidate at the same index in the last
-  pass.
+  with zeros on the left. The mask assumes left-aligned responses, so it selects the padding after
+  them. Candidates are processed in passes of up to eight, but every pass uses the masks of the last
+  pass. So a cost is the mean of the window from n to the end, where n is the length of the
+  candidate at the same index in the last pass.
 
   `entropies` are the token entropies of each candidate, in nats, [P - 1 + T]: its prompt except the
   first token, then its response. `lengths` are the numbers of tokens in each response, not counting

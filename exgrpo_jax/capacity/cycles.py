@@ -1,4 +1,4 @@
-"""Estimates of a compiled program's run time, from the compiler's cycle counts and formulas.
+"""Estimates of a compiled program's run time, from the compiler's cycle counts and our formulas.
 
 The HLO text from libtpu lists the operations in scheduled order, with the shapes of the arrays on
 one chip. It contains cycle estimates for the operations that the compiler generates itself. This

@@ -18,8 +18,8 @@ class Chip(NamedTuple):
   """A TPU chip's specifications.
 
   The memory size comes from libtpu's messages, and the other values come from Google Cloud's
-  documentation. The clock is derived from peak FLOPs: each matrix unit performs `matrix_unit`
-  squared multiply-adds per cycle; v5e and v6e have four units, and v5p has eight.
+  documentation. The clock is derived from peak FLOPs: each matrix unit performs
+  `matrix_unit`^2 multiply-adds per cycle; v5e and v6e have four units, and v5p has eight.
   """
 
   memory: float  # bytes that programs can use, slightly less than the chip's memory
@@ -149,6 +149,6 @@ def _lower(device: str) -> str:
 
 
 def _words(name: str) -> set[str]:
-  """Split a name into parts that do not depend on how it is spelled; '80GB' becomes '80'."""
+  """Split a name into words that are the same in every spelling; '80GB' becomes '80'."""
   text = _MEMORY.sub(r' \1 ', _OTHER_WORDS.sub(' ', _lower(name)))
   return set(re.findall(r'[a-z]+[0-9]+[a-z]*|[0-9]+|[a-z]+', text))

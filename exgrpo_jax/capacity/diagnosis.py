@@ -116,7 +116,7 @@ def _remedy(name: str, driver: str) -> str:
 
 
 def _for_gpu(device: Any) -> str:
-  """Return the largest config without LoRA that fits on the GPU, with any overrides it needs."""
+  """Return the largest non-LoRA config that fits on the GPU, plus any flags it needs to fit."""
   one_gpu = importlib.import_module('exgrpo_jax.configs.one_gpu')
   limit = (device.memory_stats() or {}).get('bytes_limit', 0)
   has_bfloat16 = devices.has_bfloat16(device.device_kind)

@@ -255,7 +255,7 @@ def _print_alternatives(
 
 
 def _alternatives(rollout: RolloutConfig) -> Iterator[tuple[str, RolloutConfig]]:
-  """Yield (name, config with it enabled) for each disabled feature that may shorten the rollout."""
+  """Yield each disabled feature that may shorten the rollout, and a config that enables it."""
   partial, name = programs.with_partial_rollouts(rollout), 'config.rollout.partial=True'
   drafts = {'drafts': step.DRAFTS}
   if not rollout.partial:

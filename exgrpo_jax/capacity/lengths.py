@@ -22,11 +22,12 @@ _ALLOWED = (
 def draw(spec: str, count: int, limit: int) -> np.ndarray:
   """Draw `count` response lengths in tokens, int [count]; every call returns the same lengths.
 
-  `spec` may be 'lognormal:MEDIAN' or 'lognormal:MEDIAN,LIMIT': a distribution with mean
-  1.5 * MEDIAN and 99th percentile 8 * MEDIAN (before truncation). It may also be a run's workdir:
-  lengths are then sampled with replacement from the responses that the run has generated. '' means
-  lognormal with median limit / 8. Responses are truncated at `limit` tokens; the LIMIT in `spec`
-  may be lower. Raises InputError if `spec` has none of these forms, or the run has no records.
+  `spec` may be 'lognormal:MEDIAN' or 'lognormal:MEDIAN,LIMIT': a distribution whose mean is
+  1.5 * MEDIAN and whose 99th percentile is 8 * MEDIAN (before truncation). It may also be a run's
+  workdir: lengths are then sampled with replacement from the responses that the run has generated.
+  '' means a lognormal distribution whose median is `limit` / 8. Responses are truncated at `limit`
+  tokens; the LIMIT in `spec` may be lower. Raises InputError if `spec` has none of these forms, or
+  if the run has no records.
   """
   rng = np.random.default_rng(0)
   if lognormal := _parse(spec, limit):

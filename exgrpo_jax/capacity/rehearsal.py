@@ -55,7 +55,7 @@ def run(experiment: Experiment) -> None:
 
 
 def _make_step(experiment: Experiment) -> Step:
-  """Make a run's initial arrays, run the small programs on them, and return its step."""
+  """Make a run's initial arrays, run the small programs on them, and return a `Step` with them."""
   config, meshes = experiment.config, experiment.meshes
   key = randomness.key(config.warm_start_seed, Purpose.INIT)
   params = model.init(experiment.model, key, meshes.training)

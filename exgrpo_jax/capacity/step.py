@@ -150,7 +150,7 @@ def workload(config: RunConfig, spec: str, num_evaluated: int) -> Workload:
 
 
 def generations(step: Step, work: Workload) -> list[programs.Step]:
-  """Return the generation of a single step or, with partial rollouts, of each steady-state step."""
+  """Describe generation in a single step or, with partial rollouts, in each steady-state step."""
   rollout, block = step.config.rollout, ragged_cache.BLOCK
   if rollout.partial:
     return programs.steady_steps(work.groups, rollout, work.prompt, block)
@@ -177,7 +177,10 @@ def listed(step: Step, work: Workload) -> list[Program]:
 
 
 def needed(candidates: Iterable[Program]) -> list[Program]:
-  """Drop programs that the step never runs, but keep the largest of each name (for peak memory)."""
+  """Drop programs that the step never runs, except the largest program with each name.
+
+  The largest programs are needed to determine peak memory.
+  """
   candidates = list(candidates)
   by_size = sorted(candidates, key=lambda program: (np.prod(program.size), program.size[1]))
   largest = {program.name: program for program in by_size}
@@ -209,7 +212,7 @@ class Estimate(NamedTuple):
     return sum(part.seconds for part in self.parts)
 
   def seconds_of(self, name: str) -> float:
-    """Return the time of the part `name`; 0 if the step has no such part."""
+    """Return how long the part `name` takes; 0 if the step has no such part."""
     return sum(part.seconds for part in self.parts if part.name == name)
 
 

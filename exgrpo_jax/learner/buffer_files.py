@@ -170,7 +170,7 @@ def _read_index(folder: epath.Path) -> Columns:
 
 
 def _name(segment: int) -> str:
-  """Return a segment's file name; `segment` is the step whose checkpoint wrote it."""
+  """Return the file name of the segment written by the checkpoint of step `segment`."""
   return f'segment_{segment:06d}'
 
 

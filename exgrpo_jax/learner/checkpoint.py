@@ -204,10 +204,10 @@ def open_manager(workdir: str, config: CheckpointConfig | None = None) -> ocp.Ch
 
 
 def _wait_for_hosts(*, key: str, timeout_ms: int) -> None:
-  """Wait for the other hosts, except on a host whose write has failed.
+  """Wait for the other hosts, unless this host's write has failed.
 
-  Orbax would otherwise wait 20 minutes before raising that host's error. The other hosts wait at
-  an earlier barrier, which that host never reaches.
+  After a failure, the other hosts are waiting at an earlier barrier, which this host never reaches.
+  Without this check, orbax would wait 20 minutes before raising this host's error.
   """
   if not sys.exc_info()[0]:  # orbax calls this in a `finally` block
     ocp.multihost.get_barrier_sync_fn()(key=key, timeout_ms=timeout_ms)

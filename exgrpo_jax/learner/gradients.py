@@ -33,7 +33,7 @@ Accumulator = tuple[model.Params, Sums]  # a gradient and its sums
 
 @dataclasses.dataclass(frozen=True)
 class MicrobatchConfig:
-  """The split of minibatches into microbatches; it affects only rounding, memory and time."""
+  """Settings for splitting up minibatches; they affect only rounding, memory and time."""
 
   tokens: int = setting(
     9216,
@@ -310,7 +310,7 @@ def minibatches(batch: Batch, count: int, order_Q: np.ndarray | None = None) -> 
 
 
 def packed(spec: UpdateSpec, batch: Batch) -> list[Stack]:
-  """Pack a minibatch's rows into microbatches, stacked by shape, in NumPy."""
+  """Pack a minibatch's rows into stacks of microbatches, one stack per shape, in NumPy."""
   inputs = objective.loss_inputs(batch, spec.objective, spec.max_response)
   _, num_shards = sharding.split(spec.mesh, 'batch')
   return stack_by_shape(microbatches(spec, batch, inputs, num_shards), len(batch.advantage_B))
@@ -319,11 +319,12 @@ def packed(spec: UpdateSpec, batch: Batch) -> list[Stack]:
 def microbatches(
   spec: UpdateSpec, batch: Batch, inputs: objective.LossInputs, num_shards: int
 ) -> list[Microbatch]:
-  """Pack a minibatch's rows into passes with the two shapes defined in packing.py, in NumPy.
+  """Pack a minibatch's rows, in NumPy, into passes with the two shapes defined in packing.py.
 
-  Leaves out rows without response tokens because they have no weight. A minibatch without any
-  response tokens still gets one pass, because its update is applied anyway. `inputs` are the
-  minibatch's `objective.loss_inputs`. Sequences are split over `num_shards` shards.
+  Leaves out rows without response tokens, because they have no weight, and rows that
+  `drop_zero_advantage` drops. A minibatch with no rows left still gets one pass, because its update
+  is applied anyway. `inputs` are the minibatch's `objective.loss_inputs`. Sequences are split over
+  `num_shards` shards.
   """
   mask_BT = np.asarray(inputs.mask_BT) > 0
   is_used_B = mask_BT.any(axis=1)
@@ -461,7 +462,10 @@ def passes(spec: UpdateSpec, length_R: np.ndarray, response_R: np.ndarray) -> li
 
 
 def one_row(empty_batch: Batch, prompt: int, response: int) -> Batch:
-  """Make a batch that trains on a single row of these lengths, so that it packs into one pass."""
+  """Make a batch with a single row to train on, so that it packs into one pass.
+
+  `prompt` and `response` are the row's lengths, in tokens.
+  """
   mask_BT = empty_batch.response_mask_BT.copy()
   mask_BT[0, prompt : prompt + response] = 1
   advantage_B = np.ones_like(empty_batch.advantage_B)

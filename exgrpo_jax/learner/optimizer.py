@@ -202,7 +202,7 @@ def shapes(config: OptimizerConfig, num_updates: int, params: Params) -> TrainSt
 def apply_gradient(
   config: OptimizerConfig, num_updates: int, state: TrainState, gradient: Params
 ) -> tuple[TrainState, dict[str, jax.Array]]:
-  """Apply one update; skip it if the gradient's norm is not finite or above `skip_above_norm`.
+  """Apply one update; skip it if the gradient's norm exceeds `skip_above_norm` or is not finite.
 
   Returns (state, metrics) with float32 scalars 'gradient_norm', 'skipped' and 'learning_rate'. A
   skipped update does not change the parameters, the moments or the schedule's count.

@@ -95,7 +95,8 @@ def base_checksums(base: Params) -> dict[str, int]:
 def digest(state: TrainState, base_sums: Mapping[str, int]) -> str:
   """Return twelve hex digits that identify the parameters or, with LoRA, the base.
 
-  Computes checksums of the whole state so that it reuses the program compiled for saving.
+  Without LoRA, computes the checksums of the whole state, because saving compiles that program
+  anyway.
   """
   sums = base_sums or {k: v for k, v in _sums_by_name(state).items() if k.startswith('.params')}
   return hashlib.sha256(json.dumps(sums, sort_keys=True).encode()).hexdigest()[:12]

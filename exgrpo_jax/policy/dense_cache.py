@@ -1,9 +1,9 @@
 """A layer's key/value cache with one block per row and head, in two layouts.
 
-`Transposed` is for CPU: keys are [H, S] and values [S, H], so neither matrix product in a decode
-step needs a transpose. With this layout, attention on CPU is nearly twice as fast as with keys
-stored as [S, H]. `Dense` is for accelerators: each token's key and value are contiguous, so they
-can be written with a scatter of whole rows.
+`Transposed` is for CPU: keys are [H, S] and values are [S, H], so neither matrix product in a
+decode step needs a transpose. With this layout, attention on CPU is nearly twice as fast as with
+keys stored as [S, H]. `Dense` is for accelerators: each token's key and value are contiguous, so
+they can be written with a scatter of whole rows.
 
 Shape letters as in kv_cache.py; R = N/G is the number of query heads per key/value head.
 """
@@ -176,9 +176,9 @@ def _seen_masks(position_B: jax.Array, T: int, S: int, window: int) -> tuple[jax
 
 
 def scattered(x_MS: jax.Array, new_MT: jax.Array, position_M: jax.Array) -> jax.Array:
-  """Write T entries into each row, starting at its position; S must be at least position + T.
+  """Write T entries into each row, starting at the row's position.
 
-  Both arrays may have further dimensions, which must match.
+  S must be at least position + T. Both arrays may have further dimensions, which must match.
   """
   M, S, *rest = x_MS.shape
   T = new_MT.shape[1]

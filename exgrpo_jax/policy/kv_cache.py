@@ -229,10 +229,10 @@ def attend_new(
 ) -> tuple[jax.Array, LayerCache | NewTokens]:
   """Attend from T > 1 new tokens per row to the cache and the new tokens: [B, T, N, H].
 
-  The cache contains each row's first `position_B` tokens. It usually stays unchanged and
-  `new_tokens` are returned, because rejected drafts would overwrite tokens that a window still
-  needs. The TPU kernel reads the new tokens from the cache, so with this kernel the updated cache
-  is returned.
+  The cache contains each row's first `position_B` tokens. Usually, the new tokens are not written
+  to the cache, because drafts that end up being rejected would overwrite tokens that a window still
+  needs. The second result is then `new_tokens`. The TPU kernel, however, reads the new tokens from
+  the cache. With this kernel, the second result is the updated cache.
   """
   if isinstance(layer, Ragged) and not window:
     return ragged_cache.attend_several(query_BTNH, new_tokens, position_B, layer, cap)
@@ -315,7 +315,7 @@ def _axes(name: str) -> str:
 
 
 def _map_arrays(function: Callable[[jax.Array, str], jax.Array], layer: _Layer) -> _Layer:
-  """Apply `function` to each of the layer's arrays and its dimension letters."""
+  """Replace each array x in the layer with `function(x, dimension letters of x)`."""
   return type(layer)(*(function(x, _axes(name)) for name, x in layer._asdict().items()))
 
 

@@ -268,7 +268,7 @@ def chunk_sizes(num_rows: int, window: int, chunk: int) -> tuple[int, int]:
 def _split_chunks(x: Array, num_chunks: int, size: int) -> jax.Array:
   """Split [B, W, …] into [chunks, B, S, …], padded with zeros at the end.
 
-  Zero hidden states add nothing to the unembedding's gradient, regardless of their loss.
+  All-zero hidden states add nothing to the unembedding's gradient, regardless of their loss.
   """
   num_rows, window = x.shape[:2]
   padded = jnp.pad(x, ((0, 0), (0, num_chunks * size - window)) + ((0, 0),) * (x.ndim - 2))

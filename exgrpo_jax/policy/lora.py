@@ -9,8 +9,8 @@ parameter trees, all in the training layout:
   adapters  A and B of each target, float32; only these are trained and checkpointed
   policy    base and adapters `joined`; the input of every forward pass
 
-Without LoRA, the policy itself is trained. Shape letters: I inputs and O outputs of a matrix, with
-one or two dimensions each; R the rank.
+Without LoRA, the policy itself is trained. Shape letters: I stands for a matrix's input dimensions
+and O for its output dimensions (one or two of each), and R stands for the rank.
 """
 
 import dataclasses

@@ -79,7 +79,7 @@ class Routing(NamedTuple):
 
 
 class Experts(nnx.Module):
-  """Expert MLPs, and a router that chooses a few of them per token and weights their outputs."""
+  """Expert MLPs, and a router that selects a few experts for each token and sets their weights."""
 
   def __init__(self, config: ShapeConfig, rngs: nnx.Rngs) -> None:
     D, F, E = config.width, config.mlp_width, config.num_experts

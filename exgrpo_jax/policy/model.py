@@ -356,7 +356,7 @@ def unembedding(config: ShapeConfig, params: Params) -> jax.Array:
 
 
 def init_cache(config: ShapeConfig, num_rows: int, length: int) -> Cache:
-  """Make an empty cache with `length` positions per row; local layers get at most the window."""
+  """Make an empty cache with `length` positions per row, or at most `window` in local layers."""
   G, H = config.num_kv_heads, config.head_size
   return tuple(
     kv_cache.empty(num_rows, G, H, size, config.dtype) for size in config.layer_lengths(length)

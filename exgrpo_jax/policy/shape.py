@@ -155,8 +155,8 @@ class ShapeConfig:
     if has_local != bool(self.window):
       raise InputError(
         f'config.model.window={self.window}: the window must be above 0 if any of the '
-        f"{self.num_layers} layers in config.model.layers='{self.layers}' has kind s or w, and 0 "
-        'otherwise. Change one of the two settings.'
+        f"{self.num_layers} layers in config.model.layers='{self.layers}' has kind s or w. "
+        'Otherwise, it must be 0. Change one of the two settings.'
       )
 
   @property

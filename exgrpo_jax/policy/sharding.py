@@ -386,7 +386,8 @@ def over_experts(
 ) -> jax.Array:
   """Sum `function(rows, kernels, first)` over the devices of the active mesh.
 
-  Each device gets its experts' kernel shards, and the rows of all devices along the expert axis.
+  Each device receives the kernel shards of its own experts, and the rows of all devices along the
+  expert axis.
   `first` is the global index of the device's first expert. `function` computes the device's part of
   the sum, with the shape and dtype of rows[0]. `rows` are arrays [B, ...], and `kernels` are (gate,
   up, down), with the same axes as in `mlp.Experts`.

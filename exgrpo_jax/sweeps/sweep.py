@@ -244,7 +244,7 @@ def _state(trial: Trial, active: Collection[str]) -> str:
 
 
 def by_setting(all_trials: Sequence[Trial]) -> dict[str, list[Trial]]:
-  """Group trials that differ only in their seed, and return the groups by their shared name."""
+  """Group trials that differ only in their seed; return a dict from group name to trials."""
   keys, groups = [], []
   for trial in all_trials:
     key = {**trial.values.to_dict(), 'seed': None}

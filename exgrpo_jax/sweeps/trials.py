@@ -61,8 +61,8 @@ def load(path: str) -> Sweep:
   )
   if not isinstance(sweep, Mapping) or not sweep:
     raise InputError(
-      f'--sweep={path}: get_sweep() must return a dict, trial name -> {{config key: value}}, with '
-      f'at least one trial, not {sweep!r}.'
+      f'--sweep={path}: get_sweep() must return a non-empty dict, trial name -> {{config key: '
+      f'value}}, but it returned {sweep!r}.'
     )
   check_names(f'--sweep={path}', sweep)
   return {
@@ -78,8 +78,9 @@ def check_names(place: str, sweep: Mapping[Any, Any]) -> None:
     if not isinstance(name, str) or not _FOLDER_NAME.fullmatch(name):
       raise InputError(
         f'{place}: a trial cannot be named {name!r}, because its folder must have the same name. '
-        'A name must start with a letter, a digit or _, may also contain any of . , = + - and must '
-        'not exceed 200 characters. Use trials.listed to choose names yourself.'
+        "A name may contain letters, digits and the characters '_.,=+-', must start with a letter, "
+        "a digit or '_', and must not exceed 200 characters. Use trials.listed to choose names "
+        'yourself.'
       )
     if not isinstance(overrides, Mapping) or not all(isinstance(key, str) for key in overrides):
       raise InputError(

@@ -419,7 +419,7 @@ def test_listed_settings_are_combined_with_axes_and_keep_their_names():
     ("{'..': {}}", "a trial cannot be named '..'"),
     ("trials.grid({'data.train': ['x.jsonl[:5]']})", "cannot be named 'train=x.jsonl[:5]'"),
     ("{'a': 1}", "trial 'a' must be a dict, {dotted config key: value}, not 1."),
-    ('[]', 'at least one trial, not []'),
+    ('[]', 'must return a non-empty dict'),
     ('1 / 0', ': ZeroDivisionError: division by zero'),
     ('exit(3)', ': SystemExit: 3'),
   ],
