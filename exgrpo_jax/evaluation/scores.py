@@ -103,7 +103,7 @@ def score_policy(
     answer was extracted, 'maj@{k}' (the share of questions whose most frequent answer is correct;
     see `majority`), each with its bounds. 'truncated' is the share of responses that were
     truncated. If the task can check steps, 'valid_steps' is the share of responses whose steps are
-    all right. The name comes from the data spec (`spec_name`). If the data has several sources, the
+    all valid. The name comes from the data spec (`spec_name`). If the data has several sources, the
     metrics are per source instead: 'eval/{name}/{source}/…'.
     Records with the questions, responses, verdicts and sampling settings.
   """
