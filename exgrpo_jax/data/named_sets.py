@@ -5,7 +5,7 @@ one config. Either form may include a revision: `owner/name@revision:…`. Only 
 read: the repository's own if they have standard paths (config/split-00000-of-00001.parquet,
 data/split-….parquet, config/split/….parquet), otherwise those on the branch refs/convert/parquet,
 where the Hub stores the files it has converted. With a revision, only that revision's files are
-used. TFDS names can have the same form and take precedence.
+used. A TFDS name can have the same form. If TFDS knows the name, its dataset is used.
 """
 
 import contextlib
@@ -90,7 +90,10 @@ def locate(split: HubSplit) -> tuple[hub.Repository, Sequence[str]]:
 
 
 def _layouts(repository: hub.Repository) -> Iterator[tuple[hub.Repository, Layout]]:
-  """Yield the pinned repository, then the branch of files converted by the Hub, if any."""
+  """Yield the pinned repository and its layout, then the same for the Hub's parquet branch.
+
+  The branch is skipped if the repository has no such branch, or if a revision is set.
+  """
   default_branch = hub.pinned(repository)
   yield default_branch, _layout(default_branch)
   if not repository.revision:
@@ -120,7 +123,7 @@ def _layout(repository: hub.Repository) -> Layout:
 
 
 def _refuse_unsplit(repository: hub.Repository) -> NoReturn:
-  """Raise InputError for a dataset named without a split; list its splits if they are known."""
+  """Raise InputError because a spec has no split; list the dataset's splits if possible."""
   form = (
     f"'{repository}': there is no such file, and a Hub dataset needs a split. Write "
     f'{repository}:CONFIG:SPLIT, as in openai/gsm8k:main:train, or {repository}:SPLIT if the '

@@ -89,7 +89,7 @@ def check(config: PromptConfig) -> None:
   if parsed_kwargs(config.template_kwargs) and config.template != 'chat':
     raise InputError(
       f'config.prompt.template_kwargs={config.template_kwargs}: '
-      f'config.prompt.template={config.template!r} passes no keyword arguments. Set '
+      f'config.prompt.template={config.template!r} would ignore these keyword arguments. Set '
       "config.prompt.template='chat'."
     )
 
@@ -205,8 +205,8 @@ def following(messages: Sequence[Message], config: PromptConfig, chat: Chat = NO
 def _template_keywords(config: PromptConfig, chat: Chat) -> dict[str, Any]:
   """Return the keyword arguments for the chat template.
 
-  Raises InputError for an argument that the template does not use, or that is always passed, such
-  as `messages`.
+  Raises InputError for an argument that the template does not use, or that is already set for
+  every prompt, such as `messages`.
   """
   keywords, variables = parsed_kwargs(config.template_kwargs), _variables(chat.template or '')
   if not keywords or variables is None:
@@ -229,7 +229,10 @@ def _template_keywords(config: PromptConfig, chat: Chat) -> dict[str, Any]:
 
 
 def last_user_message(messages: Sequence[Message]) -> str:
-  """Return the last user message, stripped. External responses are matched by this text."""
+  """Return the last user message, stripped.
+
+  External responses are matched to questions by this text.
+  """
   return next((m.content.strip() for m in reversed(messages) if m.role == 'user'), '')
 
 

@@ -229,7 +229,7 @@ def check_prompts(spec: str, lengths: np.ndarray, limit: int, overlong: str) -> 
 
 
 def check_form(spec: str) -> None:
-  """Raise InputError unless a spec has a valid form; does not check that the data exists."""
+  """Raise InputError unless a spec has a valid form. The data need not exist."""
   base = split_spec(spec)[0]
   name, _, split = base.rpartition(':')
   is_split = base.startswith(reasoning_gym.PREFIX) or (name and split and '[' not in base)
@@ -370,7 +370,7 @@ def check_distinct(specs: Iterable[str], where: str) -> None:
 
 
 def check_apart(validation: Sequence[str], evaluation: Sequence[str]) -> None:
-  """Raise InputError if a spec is in both lists, or two would be reported under the same name."""
+  """Raise InputError if the lists share a spec, or two specs would share a reported name."""
   for spec in validation:
     if spec in evaluation:
       raise InputError(

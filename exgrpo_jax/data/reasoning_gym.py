@@ -111,7 +111,7 @@ def _make_in_subprocess(spec: str, tasks: str) -> dict[str, Any]:
 
 
 def main() -> None:
-  """Print each split's records and a summary line per task as JSON, or only the error."""
+  """Print JSON: each split's records and a summary line per task, or an InputError's message."""
   spec, text = sys.argv[1:]
   out, sys.stdout = sys.stdout, sys.stderr
   warnings.simplefilter('ignore')
@@ -264,7 +264,7 @@ def _literal(place: str, keyword: ast.keyword) -> Any:
 
 
 def _of_level(place: str, factory: Any, name: str, level: Any) -> dict[str, Any]:
-  """Return the config values that differ from the task's defaults at a curriculum level."""
+  """Return the config values that a curriculum level changes from the task's defaults."""
   if name not in factory.CURRICULA:
     raise InputError(
       f'{place}: level={level!r} has no effect because the task has no curriculum. Remove it.'

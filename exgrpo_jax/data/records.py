@@ -217,7 +217,7 @@ def _by_common_names(columns: Sequence[str], fields: Fields, place: str) -> Layo
 
 
 def _only_match(names: Sequence[str], columns: Sequence[str], key: str, place: str) -> str:
-  """Return the one name that is also a column, or ''; raise InputError if there are several."""
+  """Return the name that is also a column, or '' if none is. Raise InputError if several are."""
   matches = [name for name in names if name in columns]
   if len(matches) > 1:
     raise InputError(
@@ -381,8 +381,8 @@ def _with_options(layout: Layout, row: Mapping[str, Any], place: str) -> Mapping
 def answer_text(value: Any, name: str, place: str) -> str:
   """Convert an answer to text: '' if missing, a JSON array for a list of accepted answers.
 
-  Raises InputError if the value or a list element is neither text nor a number. The message names
-  the row `place` and the column `name`.
+  Raises InputError if the value or a list element is neither text nor a number. The message
+  contains `place` (the row) and `name` (the column).
   """
   if not _is_list(value):
     return _text_or_empty(value, name, place)
@@ -435,7 +435,7 @@ def _kind(layout: Layout, fields: Fields, row: Mapping[str, Any], source: str, p
   # DAPO-Math-17k uses 'rule-lighteval/MATH_v2'.
   if not isinstance(style, str) or style.partition('-')[0] != 'rule':
     raise InputError(
-      f'{place}: reward_model.style={reprlib.repr(style)} is not a way to compare answers. '
+      f'{place}: reward_model.style={reprlib.repr(style)} is not a known way to compare answers. '
       f"Set it to 'rule' to let data_source decide, or to one of {quote(KINDS)}."
     )
   kind = _KIND_OF_SOURCE.get(source) if layout.source else 'math'
@@ -506,10 +506,10 @@ def _messages(value: Any, name: str, place: str) -> list[dict[str, str]]:
 
 
 def content_text(content: Any, place: str) -> str:
-  """Return a message's content as text. The texts of a list of parts are joined.
+  """Return a message's content as text. If it is a list of parts, their texts are joined.
 
   Parts look like {'type': 'text', 'text': '...'}. Raises InputError if a part is not text, for
-  example an image. The error names the row `place` and the part's type.
+  example an image. The message contains `place` (the row) and the part's type.
   """
   if not _is_list(content):
     return _text(content, 'content', place)
@@ -573,7 +573,7 @@ def _is_nan(value: Any) -> bool:
 
 
 def _json_value(value: Any) -> Any:
-  """Convert `value` to JSON types; overly long integers and all other types become text."""
+  """Convert `value` to JSON types. Very long integers and values of other types become text."""
   if value is None or type(value) in (str, int, float, bool):
     if isinstance(value, int) and value.bit_length() > _LONG_INTEGER:
       return f'{decimal.Decimal(value):f}'

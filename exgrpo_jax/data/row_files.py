@@ -42,7 +42,8 @@ class Numeral(str):
 class Table(NamedTuple):
   """Rows that can be read repeatedly.
 
-  Only a few are in memory at a time, except that .json and .py files are read as a whole.
+  Only a few rows are in memory at a time, unless they come from a .json or .py file. Such a file
+  is read as a whole.
   """
 
   columns: Callable[[], list[str]]  # the union over all rows, in order of first occurrence
@@ -91,7 +92,9 @@ def opened(path: str, keep_spelling: bool = True) -> Table:
     )
     values = _parse_json(file.read_bytes(), path, rule, keep_spelling)
     if not isinstance(values, list):
-      raise InputError(f"{path}: it contains {reprlib.repr(values)}, which isn't an array. {rule}.")
+      raise InputError(
+        f"{path}: the file contains {reprlib.repr(values)}, which isn't an array. {rule}."
+      )
     return _of_list(path, values)
 
   def rows(without: Collection[str] = ()) -> Rows:
@@ -305,7 +308,7 @@ def _task(path: str, file: epath.Path, split: str) -> Table:
 
   def check(splits: Any) -> None:
     if split not in splits:
-      raise InputError(f"it has no split '{split}' (has: {', '.join(splits)})")
+      raise InputError(f"the task has no split '{split}' (has: {', '.join(splits)})")
     rows.extend(splits[split])
 
   description = 'a dict that maps split names to rows, each a dict keyed by column'
@@ -321,7 +324,7 @@ def check_distinct(names: Sequence[str], place: str) -> None:
   for name, count in collections.Counter(names).items():
     if name and count > 1:
       raise InputError(
-        f"{place}: '{name}' occurs {count} times (has: {quote(names)}), but only the last would "
+        f"{place}: '{name}' occurs {count} times (names: {quote(names)}), but only the last would "
         'be read. Rename or delete the others.'
       )
 

@@ -265,11 +265,11 @@ def load(path: epath.PathLike) -> Tokenizer:
       raise InputError(
         f'{path}: {name} is only used with a tokenizer.json, but the folder has none. Create one '
         f"with transformers (AutoTokenizer.from_pretrained('{path}').save_pretrained('{path}')), "
-        f'or set config.tokenizer.path to {file} to do without a BOS token and a chat template.'
+        f'or set config.tokenizer.path to {file} to use it without a BOS token and a chat template.'
       )
   if not file.is_file() or file.suffix not in ('.json', '.model'):
     raise InputError(
-      f'{path}: no tokenizer found. It must be a tokenizer.json, a SentencePiece *.model or a '
+      f'{path}: no tokenizer found. This must be a tokenizer.json, a SentencePiece *.model or a '
       'folder that contains one. Check config.tokenizer.path or, if it is empty, config.model.path.'
     )
   if file.suffix == '.model':
@@ -300,8 +300,8 @@ def train(texts: Iterable[str], vocab_size: int, path: epath.PathLike) -> None:
     )
   if vocab_size < minimum:
     raise InputError(
-      f'config.tokenizer.vocab_size={vocab_size} must be at least {minimum}: {_RESERVED} reserved '
-      f'pieces, {_BYTES} bytes and the {len(characters)} distinct characters in the text.'
+      f'config.tokenizer.vocab_size={vocab_size} must be at least {minimum} to hold {_RESERVED} '
+      f'reserved pieces, {_BYTES} bytes and the {len(characters)} distinct characters in the text.'
     )
   model = io.BytesIO()
   sentencepiece.SentencePieceTrainer.train(

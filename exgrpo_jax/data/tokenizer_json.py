@@ -278,9 +278,11 @@ def _add_tokens(
 def _ends(
   fields: Mapping[str, Any], vocabulary: dict[str, int], types: Sequence[int], path: str
 ) -> list[int]:
-  """Return the ids that stop generation, as in llama.cpp: end, end of turn, known end tokens.
+  """Return the ids that stop generation, as in llama.cpp.
 
-  Hugging Face's generation_config.json lists all of them, but a GGUF may name only one.
+  These are the end tokens named in the metadata (end of sequence, turn and message), and tokens of
+  the vocabulary that are known to be end tokens. Hugging Face's generation_config.json lists all of
+  them, but a GGUF may name only one.
   """
   ids = [
     fields[f'{name}_token_id'] for name in ('eos', 'eot', 'eom') if f'{name}_token_id' in fields

@@ -66,7 +66,7 @@ def parse_rope(
 def _by_type(
   values: Mapping[str, Any], path: str, family: Family
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-  """Merge the two formats as transformers does.
+  """Merge the rotary fields of the old and the new format as transformers does.
 
   Returns the fields for layers without a window, and the fields for layers with one.
   """
@@ -113,7 +113,7 @@ def _mapping(value: Any, name: str, path: str) -> dict[str, Any]:
 def _rope_config(
   rope: dict[str, Any], values: Mapping[str, Any], path: str, extra_fields: Mapping[str, str]
 ) -> rotary.RopeConfig:
-  """Parse a base and its scaling. The fields in `extra_fields` are required for every rope type.
+  """Parse one rotary base and its scaling. All rope types require the fields in `extra_fields`.
 
   The pretraining context length in `values` overrides the length in `rope`.
   """
@@ -237,7 +237,7 @@ _WITHOUT_POSITIONS = {'f': 'n', 's': 'w'}
 
 @dataclasses.dataclass(frozen=True)
 class Extension:
-  """Overrides for a checkpoint's config.json that allow longer contexts than in pretraining."""
+  """Settings that override a checkpoint's config.json, for longer contexts than in pretraining."""
 
   rope_theta: float = setting(
     0.0, '[0, inf)', "base of the rotary wavelengths, in positions; 0 keeps the checkpoint's value"
@@ -288,8 +288,8 @@ def read_json(directory: epath.PathLike) -> dict[str, Any]:
 def parse(values: Mapping[str, Any], path: str, dtype: str) -> model.ShapeConfig:
   """Parse a config.json into a model.ShapeConfig with activations of `dtype`.
 
-  The dtype in config.json is ignored. Raises InputError if this decoder does not implement the
-  model or a field is missing; the message names `path`.
+  The dtype in config.json is ignored. Raises InputError if a field is missing, or this decoder does
+  not implement the model; the message names `path`.
   """
   family = _family(values, path)
   values = {**families.DEFAULTS, **family.defaults, **values}
@@ -457,7 +457,7 @@ def _of_each_layer(
 def _default_layers(
   values: Mapping[str, Any], family: Family, num_layers: int, rope_flags: list[Any], path: str
 ) -> str:
-  """Return the default letters of all layers, for a config.json without layer_types."""
+  """Return the letters that apply by default, one per layer, if there is no layer_types."""
   is_local = not family.has_window_flag or families.read(
     values, 'use_sliding_window', path, bool, 'which turns windows on'
   )

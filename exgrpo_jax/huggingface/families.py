@@ -174,7 +174,8 @@ def numbers(family: Family) -> dict[str, str]:
 def read(values: Mapping[str, Any], name: str, path: str, kind: type, why: str) -> Any:
   """Return a config.json field: a bool, or a positive int or float.
 
-  Raises InputError if the field is missing or invalid; the message says `why` it is needed.
+  Raises InputError if the field is missing or invalid. The message includes `why`, a clause that
+  says what the field is for, such as 'which limits the context'.
   """
   if name not in values:
     raise InputError(f"{path}: no '{name}', {why}.")

@@ -126,7 +126,10 @@ class Slice:
   head_size: int  # 0 unless llama.cpp permuted the rows
 
   def __getitem__(self, index: Any) -> np.ndarray:
-    """Read one slice per dimension. If rows are permuted, their slice must cover whole heads."""
+    """Read the part given by one slice per dimension.
+
+    If llama.cpp permuted the rows, the slice of the rows must cover whole heads.
+    """
     *rows, columns = index if isinstance(index, tuple) else (index,)
     start, stop, _ = columns.indices(int(self.tensor.shape[0]))  # ggml lists the row length first
     values, size = self.gguf.GGML_QUANT_SIZES[self.tensor.tensor_type]  # per block: count, bytes
@@ -296,7 +299,7 @@ def _rope_scaling(fields: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def _llama3(values: Mapping[str, Any], factors: Any, path: str) -> dict[str, Any]:
-  """Recover Llama 3's rotary scaling from `factors`, by which wavelengths are multiplied."""
+  """Recover Llama 3's rotary scaling from `factors`, which multiply the wavelengths."""
   factor_P = np.asarray(factors.data, np.float32)
   factor = _shortest(float(factor_P.max()))
   theta, head_size = values['rope_theta'], values['head_dim']

@@ -44,7 +44,7 @@ def folder(path: str, key: str, weights: bool = False) -> str:
   hosts that share a cache fetch only once. `path` may be ''.
 
   Always fetches config.json and the tokenizer's files, but fetches the weights only if `weights` is
-  True. A GGUF contains its weights, so with `weights`, the GGUF's own path is returned.
+  True. In that case, returns the path of a GGUF itself, because the file contains the weights.
 
   Raises InputError, naming the setting `key`, if the model cannot be fetched, a GGUF cannot be
   read, or no shipped model has this name.

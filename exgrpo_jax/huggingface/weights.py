@@ -126,7 +126,7 @@ def _file_slices(
   """Return (slices of the file's matrix that contain `param[index]`, shape of `param[index]`).
 
   `param` is our parameter, with shape `shape`. If the file merges several dimensions (heads and
-  head size), only the first may be split.
+  head size) into one, `index` may select part of the first, but must select all of the others.
   """
   ranges = [axis.indices(size)[:2] for axis, size in zip(index, shape)]
   dims = range(len(shape))
@@ -195,7 +195,7 @@ def save(
 def _split(
   tensors: Mapping[tuple[ParamPath, Index], Tensor], itemsize: int, limit: int
 ) -> list[dict[tuple[ParamPath, Index], Tensor]]:
-  """Distribute the tensors in order over files of at most `limit` bytes."""
+  """Split the tensors, in order, into files of at most `limit` bytes."""
   shards, size = [{}], 0
   for key, tensor in tensors.items():
     tensor_size = math.prod(tensor.shape) * itemsize
@@ -239,7 +239,7 @@ def save_adapters(
   base: str,
   commit: str | None,
 ) -> None:
-  """Write adapters in float32. Every host must call this; the first host writes.
+  """Write adapters in float32. Every host must call this; only the first host writes.
 
   `directory` may be remote. `base` is the base model's Hub name if there is a `commit`, or else
   its folder.

@@ -38,8 +38,8 @@ def doing(what: str | Callable[[], str]) -> Iterator[None]:
 def compiling(program: str) -> None:
   """Show that a program is being compiled, until the next call or the end of the `doing` block.
 
-  JAX does not report failed compilations, but a failed compilation also ends that block. Calls from
-  other threads are ignored.
+  JAX does not report when a compilation fails, but the error then ends the `doing` block. Calls
+  from other threads are ignored.
   """
   if threading.current_thread() is threading.main_thread():
     _programs[:] = [(work, program) for work in _current[-1:] if program]
@@ -66,10 +66,10 @@ LINE_SECONDS = 10.0  # between lines; shorter work prints nothing
 
 
 def reporter(line: Callable[[int], str]) -> Callable[[int], None]:
-  """Return a function that takes the number of rows done and prints `line` every LINE_SECONDS.
+  """Return a function that takes the number of rows done and prints the `line` for it.
 
-  It prints to the current standard output, even if standard output is later redirected to discard
-  TFDS's messages.
+  It prints at most one line every LINE_SECONDS, to the current standard output, even if standard
+  output is later redirected to discard TFDS's messages.
   """
   out, print_time = sys.stdout, time.monotonic()
 

@@ -184,11 +184,11 @@ def _watch(clock: Clock, stop: threading.Event) -> None:
 
 
 def traced(steps: Iterable[int], traced_steps: Collection[int], workdir: str) -> Iterator[int]:
-  """Yield `steps`, and trace the `traced_steps` to workdir/traces/step_…/ with JAX's profiler.
+  """Yield `steps`; trace those in `traced_steps` with JAX's profiler.
 
-  A trace is a timeline of device and host activity, with steps and phases marked. Open the folder
-  in TensorBoard (pip install xprof), or open its *.trace.json.gz at ui.perfetto.dev. A trace ends
-  when the caller requests the next step.
+  A trace is written to workdir/traces/step_…/ and ends when the caller requests the next step. It
+  is a timeline of device and host activity, with steps and phases marked. Open the folder in
+  TensorBoard (pip install xprof), or open its *.trace.json.gz at ui.perfetto.dev.
   """
   for step in steps:
     if step not in traced_steps:

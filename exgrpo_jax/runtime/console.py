@@ -86,7 +86,7 @@ def program() -> list[str]:
 
 
 def to_copy(words: Sequence[str], workdir: str = '') -> str:
-  """Format a command for the user to copy, making its program and the paths in its flags absolute.
+  """Format a command for the user to copy, with absolute paths for its program and in its flags.
 
   The command then works from any folder. Use this function for every printed command. Paths in
   settings (--config.…) are unchanged, because an absolute path would count as a changed setting

@@ -1,4 +1,4 @@
-"""Runs on several hosts: connecting the hosts, choosing which one writes, exchanging values.
+"""Multi-host runs: connecting the hosts, choosing which one writes, exchanging values.
 
 Every host runs the same program and must make the same decisions; otherwise the hosts wait for each
 other forever. So anything that only one host sees must be shared (`all_gather`,

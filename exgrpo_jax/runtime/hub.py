@@ -69,7 +69,7 @@ def parse(kind: str, text: str) -> Repository | None:
 
 
 def recall(workdir: str) -> None:
-  """Use the commits recorded in `workdir` from now on, if it contains a run."""
+  """Start using the commits recorded in `workdir`, if it contains a run."""
   _commits.clear()
   _recorded.clear()
   path = os.path.join(workdir, FILE)

@@ -1,6 +1,6 @@
 """This machine's accelerators and memory, and JAX's share of GPU memory.
 
-Import this module before JAX, because JAX starts threads.
+Import this module and call `keep_pages` before importing JAX, because JAX starts threads.
 """
 
 import contextlib
@@ -48,14 +48,14 @@ def platforms() -> list[str]:
 
 
 def has_matrix_units() -> bool:
-  """Return True if the CPU has bfloat16 matrix units (AMX, Intel server CPUs since 2023)."""
+  """Return True if the CPU has bfloat16 matrix units (AMX, in Intel server CPUs since 2023)."""
   return 'amx_bf16' in cpu_flags()
 
 
 def has_fast_bfloat16() -> bool:
   """Return True if the CPU multiplies bfloat16 matrices about twice as fast as float32 matrices.
 
-  These are the CPUs with AMX or AVX512_BF16 (AMD since Zen 4).
+  These are the CPUs with AMX or AVX512_BF16, which AMD has supported since Zen 4.
   """
   return not cpu_flags().isdisjoint(('amx_bf16', 'avx512_bf16'))
 

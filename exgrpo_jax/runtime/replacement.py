@@ -53,7 +53,7 @@ def replacing(path: epath.PathLike, shared: bool = False) -> Iterator[pathlib.Pa
 
 
 def restored(path: epath.PathLike) -> pathlib.Path:
-  """Restore a folder if a process was killed between the two renames above; return its path."""
+  """Restore a folder if `replacing` was killed between its two renames; return the path."""
   target = pathlib.Path(path)
   if _old(target).is_dir() and not target.exists():
     _old(target).rename(target)

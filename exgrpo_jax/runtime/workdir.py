@@ -59,7 +59,7 @@ def folder_held(folder: str, name: str, refusal: str) -> Iterator[int]:
 
 @contextlib.contextmanager
 def in_turn_of(folder: str, name: str, message: str) -> Iterator[None]:
-  """Lock like `folder_held`, but print `message` and wait while another process holds the lock."""
+  """Lock a file as `folder_held` does, but if the lock is taken, print `message` and wait."""
   os.makedirs(folder, exist_ok=True)
   with open(os.path.join(folder, name), 'ab', buffering=0) as file:
     if not _lock(file):
@@ -85,9 +85,10 @@ def _take(file: BinaryIO, refusal: str) -> None:
 
 
 def _lock(file: BinaryIO, wait: bool = False) -> bool:
-  """Lock the file; return False if another process holds the lock, unless `wait` is set.
+  """Lock the file and return True.
 
-  Warns and returns True if the file system does not support locks.
+  If another process holds the lock, waits for it if `wait` is True, and otherwise returns False.
+  If the file system does not support locks, warns and returns True.
   """
   try:
     fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
@@ -201,7 +202,10 @@ def check_local(place: str) -> None:
 
 
 def check_entries(workdir: str) -> None:
-  """Raise InputError if `workdir` is a URL or a file, or a file in it is a folder or vice versa."""
+  """Raise InputError if `workdir` is a URL or a file, or contains an entry of the wrong kind.
+
+  An entry has the wrong kind if it is a folder where a run needs a file, or vice versa.
+  """
   check_local(workdir)
   if os.path.isfile(workdir):
     raise InputError(f'{workdir}: this is a file. Choose a folder.')

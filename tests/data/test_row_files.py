@@ -61,7 +61,7 @@ def test_the_python_task_in_the_docs_is_read_like_a_file(config, tmp_path):
     ('x.jsonl', GOOD + b'["q", "a"]', r"x\.jsonl:2: \['q', 'a'\] is not an object"),
     ('x.jsonl', GOOD + b'{"a": "caf\xe9"}', r'x\.jsonl:2: not valid JSON .*UTF-8'),
     ('x.jsonl', GOOD + b'{"a": "3", "a": "2"}', r"x\.jsonl:2: 'a' occurs 2 times"),
-    ('x.json', b'{"question": "q"}', r'x\.json: it contains .* isn.t an array\. .*\.jsonl'),
+    ('x.json', b'{"question": "q"}', r'x\.json: the file contains .* isn.t an array\. .*\.jsonl'),
     ('x.json', b'["a"]', r"x\.json: row 0: 'a' is not an object"),
     (
       'x.csv',
@@ -80,7 +80,7 @@ def test_the_python_task_in_the_docs_is_read_like_a_file(config, tmp_path):
     ('x.csv', b'"question"\t"answer"\n"1,5"\t"2"\n', r'x\.csv:1: .* no comma, so the file seems'),
     ('x.parquet', b'PAR1', r'x\.parquet: not a complete parquet file'),
     ('x.py', b'def get_task():\n  return {"a": [1]}', r'x\.py:a: row 0: 1 is not an object'),
-    ('x.py', b'def get_task():\n  return {"b": []}', r"x\.py: it has no split 'a' \(has: b\)"),
+    ('x.py', b'def get_task():\n  return {"b": []}', r"the task has no split 'a' \(has: b\)\."),
     ('x.py', b'def get_task():\n  return {"a": None}', r'x\.py: TypeError: .* not iterable\. '),
     (
       'x.py',

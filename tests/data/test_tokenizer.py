@@ -257,7 +257,7 @@ def test_begin_tokens_padding_and_truncation_in_the_file_are_disabled(checkpoint
 @pytest.mark.parametrize(
   ('name', 'content', 'message'),
   [
-    ('absent', None, r'no tokenizer found\. It must be a tokenizer\.json, '),
+    ('absent', None, r'no tokenizer found\. This must be a tokenizer\.json, '),
     ('.', None, 'no tokenizer found'),
     ('x.txt', b'text', r'must be a tokenizer\.json'),
     ('x.model', b'junk', 'not a SentencePiece model'),

@@ -9,11 +9,11 @@ row:
   guess     \boxed{47}                       no steps, usually wrong, but close to the answer
 
 For longer chains, fewer solutions are written out, and later steps are wrong more often. A policy
-that has learned this mixture therefore solves almost all short chains but few long ones. For the
-long ones, it knows a better style than the ones it mostly uses. 'train' and 'test' mix chains of
-every difficulty. 'train_8' and similar splits contain chains of a single length, so you can choose
-how weak the policy is at the start. A row's answer is always correct, even if its solution is
-wrong.
+that has learned this mixture therefore solves almost all short chains but few long ones. On long
+chains, it mostly uses styles that are worse than the best one it knows. 'train' and 'test' mix
+chains of every difficulty. 'train_8' and similar splits contain chains of a single length, so you
+can choose how weak the policy is at the start. A row's answer is always correct, even if its
+solution is wrong.
 
 A two-layer model with half a million parameters can learn these chains. All totals have two
 digits, so all steps of a style have the same length. No digit is added or subtracted twice, so
@@ -151,8 +151,8 @@ def steps_and_box(start: int, steps: Sequence[Sequence[int]], slips: Sequence[in
   r"""Write out the solution in the given steps, adding each step's slip to its total.
 
   48, [[3, -9], [7]], [0, 0] -> '48+3-9=42 +7=49 \boxed{49}': a step continues from the previous
-  total, wrong or not, without repeating it. A negative total loses its sign, because totals in a
-  chain are never negative.
+  total, even if that total is wrong, and does not repeat it. A negative total loses its sign,
+  because totals in a chain are never negative.
   """
   total, step_texts = start, []
   for terms, slip in zip(steps, slips, strict=True):

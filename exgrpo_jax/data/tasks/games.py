@@ -96,7 +96,7 @@ def after(square: Square, move: str, side: int) -> Square:
 
 
 def distances(lines: Sequence[str]) -> dict[Square, int]:
-  """Return each square's number of moves to the goal. Squares with no path to it are left out."""
+  """Return the number of moves from each square to the goal, leaving out squares with no path."""
   side = len(lines)
   (goal,) = ((r, line.index(GOAL)) for r, line in enumerate(lines) if GOAL in line)
   distance, queue = {goal: 0}, collections.deque([goal])

@@ -2,9 +2,9 @@ r"""Sums of small positive integers, with worked solutions.
 
 A question is a sum such as '48+9+3+7'. Its worked solution starts with the first term and adds the
 digits in random order: '48+3=51 +9=60 +7=67 \boxed{67}'. A question therefore has many correct
-solutions, which gives the policy something to explore. The first term spreads the answers over many
-values, so guessing earns almost nothing. The other terms are digits, so a model with half a million
-parameters can learn the task.
+solutions, which gives the policy something to explore. The first term varies so widely that there
+are many possible answers, so guessing earns almost nothing. The other terms are digits, so a model
+with half a million parameters can learn the task.
 """
 
 import itertools
