@@ -68,9 +68,9 @@ def _load(setup: Mapping[str, Any], say: Say) -> tuple[Reply, Callable[[Sequence
 def bounded(response: str, max_length: int) -> str | None:
   """Return the part of a response that is judged, at most `max_length` characters.
 
-  A longer response is cut at the start if the remaining part still contains '</think>', so only
-  reasoning is removed, never the answer. Otherwise, the result is None, because the end of the
-  reasoning must not be mistaken for an answer.
+  If a response is longer, its beginning is dropped, provided that the rest still contains
+  '</think>'. So only reasoning is lost, never the answer. Without a '</think>' in the rest, the
+  result is None, because the end of the reasoning must not be mistaken for an answer.
   """
   if len(response) <= max_length:
     return response

@@ -57,7 +57,7 @@ def is_fast_bfloat16(dtype: jnp.dtype) -> bool:
 
 
 def transposed(x: jax.Array) -> jax.Array:
-  """Swap the last two dimensions so that XLA does not fold the swap into a following product."""
+  """Swap the last two dimensions in a way that XLA does not fold into a following product."""
   *batch, rows, columns = x.shape
   part = math.gcd(columns, 64)
   *batch_dims, m, i, p = range(x.ndim + 1)

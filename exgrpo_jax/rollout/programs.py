@@ -324,7 +324,7 @@ def _decode(
   is_fixed: bool,
   generations: Sequence[Generation],
 ) -> Iterator[Program]:
-  """Yield the programs that decode in all slots and, after compaction, in fewer slots."""
+  """Yield the program that decodes in all slots, and those for fewer slots after compaction."""
   config, spec, mesh = engine.model, engine.spec, engine.mesh
   max_text = text_length(config, spec, state)
   spans = [span for generation in generations for span in generation.spans]

@@ -340,7 +340,7 @@ def old_logprobs(
 def recomputed(
   responses: Responses, trainer_logps: Iterable[np.ndarray], tis_limit: float, step: int
 ) -> list[list[Response]]:
-  """Replace the log-probabilities of tokens from `step` with the trainer's.
+  """Replace the log-probabilities of the tokens sampled in `step` with the trainer's.
 
   If `tis_limit` is positive, also add the weights for truncated importance sampling.
   `trainer_logps` yields the log-probabilities [T] of each response that has such tokens, in order.

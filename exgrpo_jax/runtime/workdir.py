@@ -387,7 +387,7 @@ def check_folder(key: str, folder: str) -> None:
 def make_folder(key: str, folder: str) -> None:
   """Create a folder named in the config. Raises InputError if that fails.
 
-  An existing folder may be read-only, because it may already contain everything that is needed.
+  An existing folder may be read-only, because everything that is needed might already be in it.
   """
   if folder and '://' not in folder:  # a compilation cache may be in a bucket
     try:

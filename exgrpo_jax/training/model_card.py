@@ -53,7 +53,7 @@ def write(
 ) -> None:
   """Write the model card for the policy after `step`.
 
-  `scores` are the step's scores if the run has not written them yet. The card leaves out
+  Pass the step's scores as `scores` if the run has not written them yet. The card leaves out
   the names of this machine's folders, because it may be published.
   """
   if not hosts.is_first():
