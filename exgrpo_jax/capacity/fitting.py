@@ -71,7 +71,7 @@ def programs(training_step: Step) -> Iterator[Program]:
 
 
 def needs(training_step: Step) -> Callable[[Program], Need]:
-  """Return a function that estimates a program's memory on a GPU by formula."""
+  """Return a function that uses a formula to estimate how much GPU memory a program needs."""
   platform = memory.of_gpu(training_step.spec.model.dtype)
   return functools.partial(memory.estimated, spec=training_step.spec, platform=platform)
 

@@ -59,8 +59,8 @@ def _parse(spec: str, limit: int) -> tuple[float, int] | None:
   spec_limit = int(match[2] or limit)
   if spec_limit > limit:
     raise InputError(
-      f'--lengths={spec}: the limit exceeds config.rollout.max_response={limit}, where responses '
-      'are truncated. Lower the limit.'
+      f'--lengths={spec}: the limit exceeds config.rollout.max_response={limit}, the length at '
+      'which responses are truncated. Lower the limit.'
     )
   return int(match[1]), spec_limit
 

@@ -184,7 +184,7 @@ def initial_params(experiment: Experiment, data: QuestionSet | None = None) -> m
   """Return the run's initial parameters (from a checkpoint, or random) after any warm start.
 
   With LoRA, these are the frozen base of the adapters (see `model.shapes`). `data` are the training
-  questions for the pass-rate check; None is allowed unless a warm start must be trained.
+  questions for the pass-rate check; it may be None unless a warm start still has to be trained.
   """
   config, mesh = experiment.config, experiment.meshes.training
   name, rows, is_warm = experiment.model_name, None, config.warm_start.num_updates > 0

@@ -109,8 +109,8 @@ def load(spec: str) -> RewardFunction:
     if name in _FOREIGN:
       raise ValueError(
         f'its parameter {name!r} belongs to {_FOREIGN[name]} rewards; here, a reward is called '
-        f'once per response, takes any of the parameters {", ".join(PARAMETERS)} or columns of the '
-        'data, and returns one number, as in '
+        f'once per response, can take {", ".join(PARAMETERS)} and any columns of the data, and '
+        'returns one number, as in '
         '`def reward(response, answer): return float(answer in response)`'
       )
   return RewardFunction(spec, function, tuple(required), tuple(optional))

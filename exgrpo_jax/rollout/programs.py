@@ -106,8 +106,8 @@ def decoded_in(
 
   `lengths_N` are the final lengths of the responses in queue order, and `initial_N` are their
   lengths at the start; complete responses get no slot. Each prompt has `prompt` tokens. Attention
-  reads `block` cache positions at a time; even a free slot costs one block. With `to_the_end`, once
-  the queue is empty, a span ends early only when all rows have finished.
+  reads `block` cache positions at a time; even a free slot costs one block. Once the queue is
+  empty, `to_the_end` lets a span end early only when all rows have finished.
   """
   chex.assert_equal_shape([lengths_N, initial_N])
   current_N = initial_N.copy()

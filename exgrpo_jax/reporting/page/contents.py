@@ -105,7 +105,7 @@ def describe_step(run: Recorded, pieces: Pieces, step: int) -> Any:
 
 
 def describe_steps(run: Recorded) -> Iterator[tuple[int, Any]]:
-  """Yield each step with recorded responses, together with its part from `describe_step`."""
+  """Yield each step that has recorded responses, with the output of `describe_texts` for it."""
   if pieces := open_pieces(run):
     responses = experience.read_texts(pathlib.Path(run.workdir), lambda _: True)
     for step, members in itertools.groupby(responses, operator.itemgetter('step')):
