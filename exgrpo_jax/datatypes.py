@@ -242,7 +242,7 @@ class ReplayScores:
 
   logp: np.ndarray  # [T] float32, nats
   entropy: np.ndarray  # [T] float32, nats
-  weight: np.ndarray  # [T] float32, factor on the advantage; see `objective.replay_weights`
+  shaped: np.ndarray  # [T] float32, `objective.shaped_ratios`; recorded, not used by the loss
   log_ratio: np.ndarray  # [T] float32, nats: logp minus logp of the policy that sampled the tokens
   # Mean token entropies of all candidates, oldest first; None if no entropies were compared.
   candidate_entropies: tuple[float, ...] | None = None

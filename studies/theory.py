@@ -32,7 +32,7 @@ def slope(shaping: str, ratio_N: np.ndarray) -> np.ndarray:
   config = objective.ObjectiveConfig(shaping=shaping)
 
   def term(log_ratio: jax.Array) -> jax.Array:
-    return jnp.sum(objective.replay_weights(log_ratio, log_ratio, config))
+    return jnp.sum(objective.shaped_ratios(log_ratio, log_ratio, config))
 
   return np.asarray(jax.grad(term)(jnp.log(ratio_N)))
 

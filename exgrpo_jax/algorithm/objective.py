@@ -28,7 +28,7 @@ class LossInputs(NamedTuple):
   """All inputs to a token's loss except the current policy; normalizers are included.
 
   Tokens may be rearranged and split into parts: the losses of the parts add up to the minibatch's
-  loss.
+  loss. After packing, B stands for sequences, each with several rows, instead of rows.
   """
 
   mask_BT: Array  # float32, `Batch.response_mask_BT`
@@ -142,8 +142,8 @@ def fresh_old_logp(current_logp_BT: Array, inputs: LossInputs, is_first: Flag) -
 # ---- Token losses ----
 
 
-def replay_weights(logp_BT: Array, log_ratio_BT: Array, config: ObjectiveConfig) -> Array:
-  """Compute replayed tokens' unclipped terms for an advantage of 1, with the configured shaping."""
+def shaped_ratios(logp_BT: Array, log_ratio_BT: Array, config: ObjectiveConfig) -> Array:
+  """Shape the importance ratios of replayed tokens: f(w), the factor on the advantage."""
   return losses.SHAPINGS[config.shaping](logp_BT, log_ratio_BT, config)
 
 
@@ -156,13 +156,13 @@ def replay_slope(config: ObjectiveConfig) -> float:
   >>> round(replay_slope(ObjectiveConfig(shaping='policy_shaping', beta=0.1)), 3)
   0.083
   """
-  return float(jax.grad(lambda logp: replay_weights(logp, logp, config))(0.0))
+  return float(jax.grad(lambda logp: shaped_ratios(logp, logp, config))(0.0))
 
 
 def policy_terms(
   logp_BT: Array, log_ratio_BT: Array, inputs: LossInputs, clip: Flag, config: ObjectiveConfig
 ) -> tuple[Array, Array]:
-  """Compute each token's term before weighting by `weight_BT`.
+  """Compute each token's term, which `token_loss` then multiplies by `inputs.weight_BT`.
 
   Fresh and replayed rows have different terms. Fresh ratios are clipped to
   [1 - clip_epsilon, 1 + clip_epsilon_high]. If clip_epsilon_high is larger than clip_epsilon, this
@@ -179,8 +179,8 @@ def policy_terms(
   if config.dual_clip < float('inf'):
     fresh_terms = losses.dual_clip(*fresh_terms, advantage_BT, clip, config.dual_clip)
   fresh_term_BT, is_clipped_BT = fresh_terms
-  weight_BT = replay_weights(logp_BT, jnp.where(is_replay_BT, log_ratio_BT, 0.0), config)
-  term_BT = jnp.where(is_replay_BT, weight_BT * advantage_BT, fresh_term_BT)
+  shaped_BT = shaped_ratios(logp_BT, jnp.where(is_replay_BT, log_ratio_BT, 0.0), config)
+  term_BT = jnp.where(is_replay_BT, shaped_BT * advantage_BT, fresh_term_BT)
   return inputs.term_weight_BT * term_BT, is_clipped_BT & ~is_replay_BT
 
 
@@ -272,7 +272,7 @@ def _metric_sums(
   fresh_mask_BT = inputs.mask_BT - replay_mask_BT
   log_ratio_BT = jax.lax.stop_gradient(log_ratio_BT)
   ratio_BT = jnp.where(replay_mask_BT > 0, jnp.exp(log_ratio_BT), 0.0)
-  shaped_BT = replay_weights(logp_BT, jnp.where(replay_mask_BT > 0, log_ratio_BT, 0.0), config)
+  shaped_BT = shaped_ratios(logp_BT, jnp.where(replay_mask_BT > 0, log_ratio_BT, 0.0), config)
   # A shaping function may return bfloat16, whose sums would be too coarse.
   shaped_BT = jnp.where(replay_mask_BT > 0, shaped_BT, jnp.float32(0))
   # Outside the clip range, whether or not ratios are clipped.

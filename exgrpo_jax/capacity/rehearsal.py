@@ -67,7 +67,7 @@ def _make_step(experiment: Experiment) -> Step:
   state = optimizer.init(config.optimizer, config.num_updates, trained_params)
   storage.bit_sums(state)
   zeros = [np.zeros(1, np.float32)]
-  scoring.weights(config.objective, meshes.training, zeros, zeros)
+  scoring.shaped_ratios(config.objective, meshes.training, zeros, zeros)
   spec = update_spec(config, experiment.model, meshes.training)
   decode_params = model.decode_layout(experiment.model, policy, meshes)
   return Step(config, spec, meshes, state, initial, policy, decode_params)

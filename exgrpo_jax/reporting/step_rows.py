@@ -146,8 +146,8 @@ def _replayed_row(
     'ratio_mean': float(np.mean(ratio)),
     'ratio_max': float(np.max(ratio)),
     'ratio_variance': variance,
-    'shaped_mean': float(np.mean(scores.weight)),
-    'shaped_variance': float(np.var(scores.weight)),
+    'shaped_mean': float(np.mean(scores.shaped)),
+    'shaped_variance': float(np.var(scores.shaped)),
     'times_replayed': trajectory.times_replayed + 1,
   }
 

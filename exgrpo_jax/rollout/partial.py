@@ -4,6 +4,9 @@ A step ends once enough groups are complete to train on, and the next step conti
 group is complete once all of its responses are. It is in flight from the step that draws it to the
 step that trains on it. The latter comes at most `rollout.max_staleness` steps after the group's
 first token was generated.
+
+Without partial rollouts and dynamic sampling, `continuing`, `continued` and `split` return their
+plan, response or groups unchanged.
 """
 
 import dataclasses

@@ -22,7 +22,7 @@ from exgrpo_jax.runtime.compilations import Program
 
 # Approximate number of rows per pass and data shard.
 _ROWS = 64
-_WEIGHTS_TOGETHER = 65536  # tokens
+_RATIOS_TOGETHER = 65536  # tokens
 
 Candidate = tuple[int, Trajectory]  # (group that may replay it, trajectory)
 
@@ -209,7 +209,7 @@ def with_valid_steps(
   ]
 
 
-def weights(
+def shaped_ratios(
   config: objective.ObjectiveConfig,
   mesh: Mesh,
   logps: Sequence[np.ndarray],
@@ -225,10 +225,10 @@ def weights(
   ends = np.cumsum([len(logp) for logp in logps])
   flat_2N = np.stack([np.concatenate(logps), np.concatenate(past)]).astype(np.float32)
   pieces = []
-  for start in range(0, ends[-1], _WEIGHTS_TOGETHER):  # one compiled shape
-    piece_2N = flat_2N[:, start : start + _WEIGHTS_TOGETHER]
-    padded_2N = np.pad(piece_2N, ((0, 0), (0, _WEIGHTS_TOGETHER - piece_2N.shape[1])))
-    pieces.append(_weights(sharding.put(padded_2N, sharding.replicated(mesh)), config))
+  for start in range(0, ends[-1], _RATIOS_TOGETHER):  # one compiled shape
+    piece_2N = flat_2N[:, start : start + _RATIOS_TOGETHER]
+    padded_2N = np.pad(piece_2N, ((0, 0), (0, _RATIOS_TOGETHER - piece_2N.shape[1])))
+    pieces.append(_shaped_ratios(sharding.put(padded_2N, sharding.replicated(mesh)), config))
   return np.split(np.concatenate(jax.device_get(pieces))[: ends[-1]], ends[:-1])
 
 
@@ -237,9 +237,9 @@ def _cheapest(ranges: Sequence[range], costs: Sequence[float] | np.ndarray) -> l
 
 
 @functools.partial(jax.jit, static_argnums=1)
-def _weights(flat_2N: jax.Array, config: objective.ObjectiveConfig) -> jax.Array:
+def _shaped_ratios(flat_2N: jax.Array, config: objective.ObjectiveConfig) -> jax.Array:
   logp_N, past_N = flat_2N
-  return jnp.asarray(objective.replay_weights(logp_N, logp_N - past_N, config))
+  return jnp.asarray(objective.shaped_ratios(logp_N, logp_N - past_N, config))
 
 
 def differences(

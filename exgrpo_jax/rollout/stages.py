@@ -2,10 +2,10 @@
 
 Where each stage does its work, with default settings:
 
-  plan_step         replay.draw_questions, question_stream.take -> Plan
+  plan_step         replay.draw_questions, question_stream.take -> Plan (prompts: data/store.py)
   admit             nothing; with `headroom_drift`, drops stored responses that have drifted
-  generate          scheduler.SlotEngine.generate -> Response, per token:
-                    decode_loop.decode -> token_sampling.sample_token, model.decode
+  generate          scheduler.SlotEngine.generate, per token: decode_loop.decode ->
+                    token_sampling.sample_token, model.decode; then slots.Row.response -> Response
   old_logprobs      scoring.score, to check some of the sampler's log-probabilities
   collect_verdicts  pool.Grader -> grading/worker.py, where _grade calls verifier.judge_with and
                     rewards.correctness; the pool sets Verdict.reward: 1 if correct, otherwise 0
@@ -76,8 +76,7 @@ from exgrpo_jax.runtime import randomness
 from exgrpo_jax.runtime.randomness import Purpose
 
 Responses = Sequence[Sequence[Response]]  # by group
-# Responses per check of the sampler's log-probabilities. A decoder bug shows up in almost every
-# response, and checking 64 responses costs little compared to the step.
+# Responses per check of the sampler. A decoder bug shows up in almost every response.
 _COMPARED_ROWS = 64
 Submit = Callable[[tuple[int, int], pool.Submission], None]  # (group, sample): see `Grader.submit`
 
@@ -354,9 +353,8 @@ def recomputed(
     logp, weight = (next(logps) * response.own)[start:], None
     if tis_limit:
       earlier_weights = [] if response.tis_weight is None else [response.tis_weight]
-      weight = np.concatenate(
-        [*earlier_weights, losses.tis_weight(logp, response.logp[start:], tis_limit)]
-      )
+      new_weight = losses.tis_weight(logp, response.logp[start:], tis_limit)
+      weight = np.concatenate([*earlier_weights, new_weight])
     full_logp = np.concatenate([response.logp[:start], logp])
     return dataclasses.replace(response, logp=full_logp, tis_weight=weight)
 
@@ -377,9 +375,8 @@ def collect_verdicts(
   collected the verdicts. Raises InputError if grading failed for all responses.
   """
   groups, new_verdicts = graded(plan, responses, grader)
-  pool.refuse_all_failed(
-    f'step {plan.step}', [new_verdicts[place] for place in sorted(new_verdicts)]
-  )
+  ordered = [new_verdicts[place] for place in sorted(new_verdicts)]
+  pool.refuse_all_failed(f'step {plan.step}', ordered)
   dropped_groups = dropped(rollout, groups) if rollout.config.is_dynamic else ()
   return partial.split(rollout.config, groups, rollout.seed, dropped_groups)
 
@@ -421,9 +418,9 @@ def pick_replays(
 
   Returns the trajectories and their scores; both are None for a fresh question. By default, the
   trajectory with the lowest mean token entropy under the current policy is picked; ties go to the
-  oldest. A lone candidate is scored too, because the step records its scores; this costs a forward
-  pass over a few rows. Without `objective.importance_correction`, the current policy's
-  log-probabilities replace the picked trajectory's. The buffer is not modified.
+  oldest. A lone candidate is scored too, because the step records its scores. Without
+  `objective.importance_correction`, the current policy's log-probabilities replace the picked
+  trajectory's. The buffer is not modified.
   """
   rule, stored = rollout.replay_config.trajectory_selection, plan.candidates
   if rule == 'valid_steps':
@@ -457,11 +454,12 @@ def _score_replays(
     for values in scoring.score(rollout.score_spec, params, rows, row_routes)
   )
   past_logps = [trajectory.logp[own_T] for (_, trajectory), own_T in zip(candidates, own_masks)]
-  denominators = past_logps if rollout.objective_config.importance_correction else logps
-  weights = scoring.weights(rollout.objective_config, rollout.meshes.training, logps, denominators)
+  config, mesh = rollout.objective_config, rollout.meshes.training
+  denominators = past_logps if config.importance_correction else logps
+  shaped_ratios = scoring.shaped_ratios(config, mesh, logps, denominators)
   return [
-    ReplayScores(logp=logp, entropy=entropy, weight=weight, log_ratio=logp - past_logp)
-    for logp, entropy, weight, past_logp in zip(logps, entropies, weights, past_logps)
+    ReplayScores(logp=logp, entropy=entropy, shaped=shaped, log_ratio=logp - past_logp)
+    for logp, entropy, shaped, past_logp in zip(logps, entropies, shaped_ratios, past_logps)
   ]
 
 
@@ -491,9 +489,8 @@ def assemble(
 ) -> Batch:
   """Assemble the step's rows into a batch, group by group, with a replayed row last in its group.
 
-  A row gets an empty mask if its question is outside `replay.difficulty` or, with
-  `objective.mask_truncated`, if its response is truncated. Such rows stay in the batch, so the
-  number of rows never changes.
+  Rows outside `replay.difficulty` get an empty mask, and so do truncated rows with
+  `objective.mask_truncated`. They stay in the batch, so the number of rows never changes.
   """
   config, step = rollout.objective_config, trained.plan.step
   rewards, rows, trains, first_steps = [], [], [], []

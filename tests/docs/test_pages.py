@@ -273,7 +273,7 @@ def test_examples_have_about_ten_lines():
 def test_a_loss_term():
   run(BLOCKS['loss term'])
   config = settings_with(objective=('shaping', 'truncated')).objective
-  weights = objective.replay_weights(np.zeros(2), np.log([0.5, 3.0]), config)
+  weights = objective.shaped_ratios(np.zeros(2), np.log([0.5, 3.0]), config)
   np.testing.assert_allclose(weights, [0.5, 1.0], rtol=1e-6)
   assert objective.replay_slope(config) == 0.5  # the gradient of min(w, 1) at w = 1
 

@@ -154,7 +154,7 @@ def test_the_trajectory_of_lowest_entropy_is_replayed_with_its_scores(recorded, 
       np.testing.assert_allclose(scores.entropy, entropy, atol=1e-5)
       np.testing.assert_allclose(scores.log_ratio, logp - picked.logp, atol=1e-5)
       w = np.exp(logp - picked.logp)
-      np.testing.assert_allclose(scores.weight, w / (w + 0.1), atol=1e-5)
+      np.testing.assert_allclose(scores.shaped, w / (w + 0.1), atol=1e-5)
 
 
 def test_a_trajectory_with_a_wrong_step_is_not_replayed_if_another_is_valid(
@@ -205,7 +205,7 @@ def test_the_released_rule_compares_padding_and_prompts_by_the_lengths_of_the_la
       assert picked is own[int(np.argmin([next(costs) for _ in own]))]
 
 
-def test_weights_follow_the_configured_shaping(recorded, chosen, params):
+def test_shaped_ratios_follow_the_configured_shaping(recorded, chosen, params):
   paper, normalised = (
     stages.pick_replays(
       changed(recorded.rollout, objective_config={'shaping': shaping}), params, chosen.plan
@@ -214,7 +214,7 @@ def test_weights_follow_the_configured_shaping(recorded, chosen, params):
   )
   for of_paper, of_normalised in zip(paper, normalised):
     if of_paper:
-      np.testing.assert_allclose(of_normalised.weight, 12.1 * of_paper.weight, rtol=1e-5)
+      np.testing.assert_allclose(of_normalised.shaped, 12.1 * of_paper.shaped, rtol=1e-5)
 
 
 def test_without_importance_correction_a_replay_has_the_log_probabilities_of_the_current_policy(
@@ -420,7 +420,7 @@ def test_replayed_rows_that_do_not_train_leave_the_second_moment_of_the_others_a
   nothing, log_ratios = np.zeros(1, np.float32), np.float32([[0.3, 0.1], [0.01, 0.01]])
   fresh = Response(np.int32([1]), nothing, entropy=nothing, truncated=False)
   stored = Trajectory(np.int32([2, 3]), np.zeros(2, np.float32), reward=1.0, step=1)
-  scores = [ReplayScores(logp=x, entropy=x, weight=x, log_ratio=x) for x in log_ratios]
+  scores = [ReplayScores(logp=x, entropy=x, shaped=x, log_ratio=x) for x in log_ratios]
   right, wrong = Verdict(1.0, 'correct'), Verdict(0.0, 'wrong')
   plan = Plan(2, Cursor(), True, (None,) * 2, (np.int32([5]),) * 2, ((stored,),) * 2, (True,) * 2)
   trained = GradedGroups(plan, [[fresh] * 3] * 2, [[right, wrong, wrong], [wrong] * 3])
