@@ -43,6 +43,7 @@ def main() -> None:
   names = [name for group in COMMANDS.values() for name in group]
   word = sys.argv[1] if len(sys.argv) > 1 else '--help'
   if word in ('--help', '-h', 'help'):
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # no traceback when piped into `| head`
     lines = ['exgrpo COMMAND [FLAGS]; exgrpo COMMAND --help lists the flags of a command.']
     for purpose, commands in COMMANDS.items():
       lines += ['', purpose, *(f'  {name:<9} {text}' for name, text in commands.items())]

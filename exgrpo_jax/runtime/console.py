@@ -16,7 +16,7 @@ import textwrap
 import threading
 import time
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import IO, Any, cast
 
 import rich.console
@@ -40,8 +40,9 @@ def opened(path: str = '', silence: float = SILENCE) -> Iterator[None]:
   """Show the current activity during the block, and append the block's output to the file `path`.
 
   The file receives standard output, standard error and the error that ends the block, without
-  terminal escape sequences. If `path` is '', no file is written. With several hosts, only the first
-  host shows and logs anything. Calls must not be nested.
+  terminal escape sequences, and output that nobody reads (as after `| head -1`) does not end the
+  block. If `path` is '', no file is written. With several hosts, only the first host shows and logs
+  anything. Calls must not be nested.
   """
   if not hosts.is_first():
     yield
@@ -61,8 +62,8 @@ def opened(path: str = '', silence: float = SILENCE) -> Iterator[None]:
     thread.start()
     try:
       with (
-        contextlib.redirect_stdout(cast(IO[str], _LoggedStream(sys.stdout, log))),
-        contextlib.redirect_stderr(cast(IO[str], _LoggedStream(sys.stderr, log))),
+        contextlib.redirect_stdout(cast(IO[str], _LoggedStream(sys.stdout, log, bool(path)))),
+        contextlib.redirect_stderr(cast(IO[str], _LoggedStream(sys.stderr, log, bool(path)))),
         _logging_to_stderr(),
       ):
         yield
@@ -129,17 +130,29 @@ class _Log:
 
 
 class _LoggedStream:
-  """A stream that also copies its lines to the log."""
+  """A stream that also copies its lines to the log, and may outlive the reader of a pipe."""
 
-  def __init__(self, stream: IO[str], log: _Log) -> None:
-    self._stream, self._log = stream, log
+  def __init__(self, stream: IO[str], log: _Log, outlives_reader: bool) -> None:
+    self._stream, self._log, self._outlives_reader = stream, log, outlives_reader
     self._line = ''  # the current, unfinished line
 
   def write(self, text: str) -> int:
     *lines, self._line = (self._line + text).split('\n')
     for line in lines:
       self._log.write(line)
-    return self._stream.write(text)
+    self._attempt(self._stream.write, text)
+    return len(text)
+
+  def flush(self) -> None:
+    self._attempt(self._stream.flush)
+
+  def _attempt(self, action: Callable[..., Any], *args: str) -> None:
+    try:
+      action(*args)
+    except BrokenPipeError:
+      if not self._outlives_reader:
+        raise
+      os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
 
   def __getattr__(self, name: str) -> Any:
     return getattr(self._stream, name)

@@ -3,6 +3,7 @@
 import errno
 import pkgutil
 import shlex
+import signal
 import socket
 import subprocess
 import sys
@@ -152,6 +153,11 @@ def test_help_has_the_flags_of_each_command():
     assert f'exgrpo {name}' in text, name
     for flag in flags.get(name, ()):
       assert f'--{flag}' in text.replace('--[no]', '--'), (name, flag)
+
+
+def test_the_list_of_commands_ends_quietly_if_nobody_reads_it():
+  outcome = forked.run_one(['--help'], has_reader=False)
+  assert (outcome.status, outcome.err) == (-signal.SIGPIPE, '')
 
 
 @pytest.mark.full

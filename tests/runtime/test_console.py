@@ -158,6 +158,19 @@ def test_a_full_disk_for_the_log_does_not_end_a_run(capsys):
   assert capsys.readouterr().out == 'goes on\n'
 
 
+def test_only_a_command_with_a_log_goes_on_when_nobody_reads_its_output(path, monkeypatch):
+  reader, writer = os.pipe()
+  os.close(reader)  # as `| head -1` does
+  with open(writer, 'w') as stream:
+    monkeypatch.setattr(sys, 'stdout', stream)
+    with pytest.raises(BrokenPipeError), console.opened():
+      print('a result', flush=True)
+    with console.opened(str(path)):
+      print('goes on', flush=True)
+    print('a result', flush=True)
+  assert path.read_text().endswith('goes on\n')
+
+
 def test_only_the_first_host_prints_and_logs(path, monkeypatch, capsys):
   monkeypatch.setattr(hosts, 'is_first', lambda: False)
   with console.opened(str(path), silence=0.01), activity.doing('step 1/9'):
