@@ -252,17 +252,22 @@ def with_counted_length(config: RunConfig) -> RunConfig:
 def load_evaluations(experiment: Experiment) -> tuple[QuestionSet, ...]:
   """Load the questions of config.data.validation, then config.data.evaluation.
 
-  Raises InputError if config.export.best_without leaves no questions to compare policies on.
+  Raises InputError if config.export.best_without leaves no questions to compare policies on, and
+  warns about names in it that are not sources.
   """
   config = experiment.config
   data, excluded_sources = config.data, config.export.best_without
   question_sets = tuple(load_questions(experiment, spec) for spec in data.evaluated)
+  if not (config.export.best or config.evaluation.patience):
+    return question_sets
   validation = question_sets[: len(data.validation)]
-  if (config.export.best or config.evaluation.patience) and all(
-    question.source in excluded_sources
-    for question_set in validation
-    for question in question_set.questions
-  ):
+  sources = sorted({row.source for question_set in validation for row in question_set.questions})
+  if unknown := [name for name in excluded_sources if name not in sources]:
+    hosts.warn(
+      f'config.export.best_without={excluded_sources}: no question in config.data.validation='
+      f'{data.validation} has the source {" or ".join(unknown)}. Choose from {", ".join(sources)}.'
+    )
+  if set(sources) <= set(excluded_sources):
     raise InputError(
       f'config.export.best_without={excluded_sources}: this setting leaves out every source of '
       f'config.data.validation={data.validation}. Keep at least one source, so that the policies '

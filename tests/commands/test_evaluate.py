@@ -416,6 +416,15 @@ def test_a_choice_without_any_source_is_refused(choice, config, tmp_path):
     experiment.load_evaluations(opened)
 
 
+def test_a_source_that_the_choice_leaves_out_but_that_does_not_exist_is_named(
+  config, tmp_path, capsys
+):
+  config.data.update(dict(validation=config.data.evaluation, evaluation=()))
+  config.export.update(dict(best=True, best_without=('minvera',)))
+  experiment.load_evaluations(experiment.open_experiment(config, str(tmp_path)))
+  assert 'has the source minvera. Choose from evaluation.' in capsys.readouterr().err
+
+
 @pytest.mark.full
 def test_a_run_may_have_nothing_to_evaluate_on(recorded, config, tmp_path, monkeypatch, capsys):
   config.num_steps = 2
