@@ -291,6 +291,14 @@ def test_an_empty_buffer_has_nothing_to_draw(monkeypatch):
   assert draw(STARTED, config) == []
 
 
+def test_a_rule_that_returns_nan_for_a_question_is_refused(monkeypatch):
+  rule = lambda questions: np.where(questions.age_N > 3, np.nan, 0.0)  # noqa: E731
+  monkeypatch.setitem(replay.question_rules.RULES, 'mine', rule)
+  buffer = replay.Buffer({n: entry(0.5, 1, trajectory(n)) for n in range(5)}, started=True)
+  with pytest.raises(InputError, match="question_selection='mine': the rule returned NaN"):
+    draw(buffer, dataclasses.replace(PAPER, question_selection='mine'), step=5)
+
+
 def test_questions_in_flight_are_not_drawn_but_still_count_in_the_ranks_by_length():
   buffer = replay.Buffer({n: entry(0.5, n, trajectory(0)) for n in range(8)}, started=True)
   config = changed(question_selection='linear', bucket_by='question_length', ratio=0.9)

@@ -1,11 +1,14 @@
 """Which stored trajectory a question replays, given scripted scores; and scoring in passes."""
 
+import contextlib
+
 import jax
 import numpy as np
 import pytest
 
 from exgrpo_jax.algorithm.trajectory_rules import RULES, released_costs
 from exgrpo_jax.datatypes import ReplayScores, Trajectory
+from exgrpo_jax.errors import InputError
 from exgrpo_jax.policy import model
 from exgrpo_jax.rollout import scoring
 from tests.helpers.tiny import SMALL
@@ -90,6 +93,15 @@ def test_a_tie_goes_to_the_oldest():
       lambda some: [ReplayScores(*np.ones((4, 1))) for _ in some],
       np.random.default_rng(0),
     )[0] == [first], kind
+
+
+@pytest.mark.parametrize('entropy', [1.0, np.nan])
+def test_a_rule_that_returns_nan_is_refused_unless_the_policy_is_broken(entropy, monkeypatch):
+  monkeypatch.setitem(RULES, 'mine', lambda _: np.nan)
+  scores = lambda some: [ReplayScores(*np.full((4, 1), entropy)) for _ in some]  # noqa: E731
+  refusal = pytest.raises(InputError, match="trajectory_selection='mine': the rule returned NaN")
+  with contextlib.nullcontext() if np.isnan(entropy) else refusal:
+    scoring.pick('mine', [[trajectory(3), trajectory(3)]], scores, np.random.default_rng(0))
 
 
 def test_a_random_pick_is_uniform_and_determined_by_the_seed():
