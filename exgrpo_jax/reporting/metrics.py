@@ -10,7 +10,7 @@ import os
 import pathlib
 import re
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Self
 
 import tensorboardX
@@ -56,28 +56,34 @@ def read(workdir: str | os.PathLike, before: float = math.inf) -> list[dict[str,
   Returns [] if the file does not exist. Ignores a final line without a newline, which a killed
   process may leave behind. Raises InputError for any other line that is not a record.
   """
-  path = pathlib.Path(workdir) / FILE
-  records = []
-  for number, line in enumerate(_complete_lines(path), 1):
-    try:
-      record = json.loads(line)
-      step = {'step': record.pop('step')}
-      values = {renamed.METRICS.get(name, name): float(value) for name, value in record.items()}
-      is_before = operator.index(step['step']) < before
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-      raise InputError(
-        f'{path}:{number}: {line[:80]!r} is not a metrics record ({error}). Delete the line to '
-        'read the other records.'
-      ) from error
-    if is_before:
-      records.append(step | values)
-  return records
+
+  def parsed(record: dict[str, Any]) -> dict[str, float]:
+    step = {'step': operator.index(record.pop('step'))}
+    return step | {renamed.METRICS.get(name, name): float(value) for name, value in record.items()}
+
+  records = _parse_lines(pathlib.Path(workdir, FILE), 'a metrics record', parsed)
+  return [record for record in records if record['step'] < before]
 
 
 def read_evaluations(workdir: str | os.PathLike, step: int) -> list[dict[str, Any]]:
   """Read the records that `exgrpo evaluate` wrote for a run's policy at `step`, oldest first."""
   path = pathlib.Path(workdir, 'evaluation', EVALUATIONS)
-  return [line for line in map(json.loads, _complete_lines(path)) if line['step'] == step]
+  records = _parse_lines(path, 'an evaluation record', lambda record: (record['step'], record))
+  return [record for record_step, record in records if record_step == step]
+
+
+def _parse_lines(path: pathlib.Path, kind: str, parse: Callable[[Any], Any]) -> list[Any]:
+  """Parse a file's complete lines. Raises InputError for a line that is not `kind`."""
+  records = []
+  for number, line in enumerate(_complete_lines(path), 1):
+    try:
+      records.append(parse(json.loads(line)))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+      raise InputError(
+        f'{path}:{number}: {line[:80]!r} is not {kind} ({error}). Delete the line to read the '
+        'other records.'
+      ) from error
+  return records
 
 
 def append_evaluation(folder: str, record: Mapping[str, Any]) -> None:

@@ -62,6 +62,14 @@ def test_an_evaluation_that_a_full_disk_cut_off_is_dropped(tmp_path):
   assert [one['data'] for one in metrics.read_evaluations(tmp_path, 4)] == ['first', 'second']
 
 
+@pytest.mark.parametrize('line', ['oops', '[1]', '{"data": "x"}'])
+def test_a_damaged_evaluation_is_named(tmp_path, line):
+  (tmp_path / 'evaluation').mkdir()
+  (tmp_path / 'evaluation' / 'evaluations.jsonl').write_text(f'{{"step": 4}}\n{line}\n')
+  with pytest.raises(InputError, match=r'evaluations\.jsonl:2: .* is not an evaluation record'):
+    metrics.read_evaluations(tmp_path, 4)
+
+
 def test_an_incomplete_last_line_is_dropped(tmp_path):
   write_steps(tmp_path, 0, range(2), 0.0)
   with open(tmp_path / 'metrics.jsonl', 'a') as file:
