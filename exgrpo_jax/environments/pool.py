@@ -31,6 +31,8 @@ from exgrpo_jax.workers.pool import Failure, Worker
 
 COMMAND = workers.command('exgrpo_jax.environments.worker')
 
+_TRIAL = 'So it is 1.'  # a turn that every environment must answer
+
 Values = Mapping[str, Any]  # a request or reply; worker.py describes them
 
 
@@ -97,6 +99,13 @@ class Pool:
     ]
     replies = self._send_all(questions, requests, f'{spec}: reset failed')
     return [reply['messages'] for reply in replies]
+
+  def try_step(self, question: Question, spec: str) -> None:
+    """Play one turn and drop the episode. Raises InputError, naming `spec`, if `step` fails."""
+    begin = dataclasses.asdict(beginning(question, 0, False))
+    request = {'key': '', 'begin': begin, 'texts': [_TRIAL]}
+    self._send_all([question], [request], f'{spec}: step({_TRIAL!r}) failed')
+    self._holders[0].ask({'key': '', 'begin': None, 'texts': ()})
 
   def demonstrations(
     self, questions: Sequence[Question], seeds: Sequence[int], turns: int
@@ -254,13 +263,15 @@ def with_prompts(
   max_prompt: int,
   overlong: str,
 ) -> QuestionSet:
-  """Replace the prompts in `data` with the environment's. Raises InputError if `reset` fails.
+  """Replace the prompts in `data` with the environment's.
 
+  Raises InputError if `reset` fails, or if `step` fails for the first question.
   If `overlong` (DataConfig.on_overlong) is 'drop', questions with prompts longer than `max_prompt`
   tokens are dropped. Otherwise, raises InputError if there are any such questions.
   """
   questions, tools = list(data.questions), pool.tools()
   messages = [question.messages for question in begin(questions, data.spec, pool)]
+  pool.try_step(questions[0], data.spec)
   if messages == [question.messages for question in questions] and not tools:
     return data  # its prompts are tokenized already
   texts = [tokenizer.render(conversation, prompts, tools) for conversation in messages]

@@ -133,6 +133,15 @@ def test_prompts_come_from_reset(workers):
     workers.prompts([*asked, question(2, prompt=3)], 'game:test')
 
 
+@pytest.mark.parametrize('turn', ['raise', 'strange'])
+def test_a_step_that_fails_is_refused_with_the_question_and_the_turn(workers, monkeypatch, turn):
+  workers.try_step(question(3), 'game:test')
+  monkeypatch.setattr(pool, '_TRIAL', turn)
+  tokenizer = types.SimpleNamespace(encode_all=lambda _: [])
+  with pytest.raises(InputError, match=rf"name: game: step\('{turn}'\) failed for row 3: "):
+    pool.with_prompts(QuestionSet('game', Rows([3]), []), workers, tokenizer, None, 2, 'drop')
+
+
 def test_an_episode_begins_with_the_prompt_in_the_data(workers):
   """Not with the environment's own prompt, which `reset` would extend again."""
   asked = question(prompt='more')
@@ -162,7 +171,9 @@ class Rows(Questions):
 @pytest.mark.parametrize('overlong', ['refuse', 'drop'])
 def test_a_question_whose_prompt_is_too_long_is_refused_or_dropped(overlong):
   texts = ['ab', 'abc', 'a']
-  held = types.SimpleNamespace(prompts=lambda *_: [said(text) for text in texts], tools=lambda: [])
+  held = types.SimpleNamespace(
+    prompts=lambda *_: [said(text) for text in texts], tools=lambda: [], try_step=lambda *_: None
+  )
   tokenizer = types.SimpleNamespace(
     render=lambda messages, *_: messages[0].content,
     encode_all=lambda rendered: [[1] * len(text) for text in rendered],
