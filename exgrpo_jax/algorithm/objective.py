@@ -378,7 +378,8 @@ def loss_metrics(sums: Mapping[str, float]) -> dict[str, float]:
     metrics['replay/shaped_variance'] = max(
       sums['shaped_squared'] / num_replayed - shaped_mean**2, 0.0
     )
-    ratio_squared = max(sums['ratio_squared'], 1e-30)
+    # The float32 squares of ratios above 1.8e19 are infinite; sum w^2 is at most max w * sum w.
+    ratio_squared = max(min(sums['ratio_squared'], sums['ratio_max'] * sums['ratio']), 1e-30)
     metrics['replay/effective_sample_size'] = sums['ratio'] ** 2 / (num_replayed * ratio_squared)
   if num_carried:
     metrics['staleness/token_share'] = num_carried / num_fresh

@@ -345,6 +345,13 @@ def test_metrics_are_means_over_the_steps_tokens():
   assert set(measure(nothing)[0]) == {'policy/clip_fraction', outside, 'kl'}
 
 
+def test_the_effective_sample_size_survives_a_ratio_whose_square_overflows():
+  old_logp_BT = np.where(np.cumsum(REPLAYED).reshape(LOGP.shape) == 1, LOGP - 50, LOGP)
+  metrics, sums = measure(dataclasses.replace(BATCH, old_logp_BT=np.float32(old_logp_BT)))
+  assert np.isinf(sums['ratio_squared'])
+  assert metrics['replay/effective_sample_size'] == pytest.approx(1 / REPLAYED.sum())
+
+
 @pytest.mark.parametrize(
   ('ratio', 'first'), [('token', True), ('token', False), ('sequence', True), ('product', True)]
 )
