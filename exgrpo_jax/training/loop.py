@@ -252,8 +252,11 @@ def report(
 def save(run: Run, snapshot: Snapshot, is_last: bool) -> None:
   """Save a checkpoint if one is due. After a signal to stop, save and exit.
 
-  Raises InputError without saving if the policy's probabilities are no longer finite.
+  Raises InputError without saving if the policy's probabilities are no longer finite, and the error
+  of an earlier write that has failed.
   """
+  if not run.checkpoints.is_saving_in_progress():
+    run.checkpoints.wait_until_finished()  # doesn't wait, but raises the error of a failed write
   config = run.experiment.config
   is_due = snapshot.step % config.checkpoint.every == 0 or is_last
   if is_due:

@@ -21,8 +21,10 @@ from exgrpo_jax.errors import InputError
 from exgrpo_jax.learner import buffer_files, checkpoint, optimizer, storage
 from exgrpo_jax.learner.optimizer import TrainState
 from exgrpo_jax.policy import model, sharding
+from exgrpo_jax.training import loop
 from tests.helpers import tiny
 from tests.helpers.buffers import BUFFERS, assert_same
+from tests.helpers.stand_ins import wait_until
 
 CONFIG = checkpoint.CheckpointConfig(every=1, keep=2)
 OPTIMIZER = optimizer.OptimizerConfig()
@@ -99,6 +101,26 @@ def test_the_newest_are_kept_and_unfinished_checkpoints_are_ignored(workdir, mes
     assert sorted(manager.all_steps()) == [2, 5]
     checkpoint.save(manager, snapshot(mesh, 9))
   assert restore(str(workdir), like).step == 9
+
+
+def test_a_failed_write_ends_the_run_at_the_next_step_without_waiting(mesh, tmp_path, monkeypatch):
+  proceed = threading.Event()
+
+  def fail(*_):
+    proceed.wait(60)
+    raise os_error(errno.ENOSPC)
+
+  monkeypatch.setattr(buffer_files, 'write', fail)
+  manager = checkpoint.open_manager(str(tmp_path), CONFIG)
+  config = types.SimpleNamespace(checkpoint=checkpoint.CheckpointConfig(every=9))
+  opened = types.SimpleNamespace(config=config)
+  run = types.SimpleNamespace(checkpoints=manager, experiment=opened, told_to_stop=lambda: '')
+  checkpoint.save(manager, snapshot(mesh, 1))
+  loop.save(run, snapshot(mesh, 2), is_last=False)
+  proceed.set()
+  wait_until(lambda: not manager.is_saving_in_progress())
+  with pytest.raises(OSError, match='No space left'):
+    loop.save(run, snapshot(mesh, 3), is_last=False)
 
 
 def test_a_state_may_be_donated_while_it_is_saved(mesh, like, tmp_path):
