@@ -18,6 +18,7 @@ import numpy as np
 
 from exgrpo_jax.algorithm import question_stream, replay
 from exgrpo_jax.datatypes import GradedGroups, Plan, Verdict
+from exgrpo_jax.environments.environment import METRICS
 from exgrpo_jax.grading import pool
 from exgrpo_jax.grading.pool import Grader
 from exgrpo_jax.policy.model import Params
@@ -146,7 +147,7 @@ def merged(rounds: Sequence[tuple[float, Mapping[str, float]]]) -> dict[str, flo
       *((tokens, metrics[name]) for tokens, metrics in rounds if name in metrics)
     )
     kind, _, rest = name.partition('/')
-    if kind == 'environment' and rest not in ('turns_mean', 'turns_max', 'tokens_mean'):
+    if kind == 'environment' and (rest not in METRICS or rest.endswith('seconds')):
       step_metrics[name] = sum(values)
     elif name.endswith('_max'):
       step_metrics[name] = max(values)

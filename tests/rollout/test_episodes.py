@@ -9,7 +9,7 @@ import pytest
 from exgrpo_jax.data import prompt, tokenizer
 from exgrpo_jax.datatypes import Message, Question, Response, Turn, Verdict, own_tokens
 from exgrpo_jax.environments import settings
-from exgrpo_jax.environments.environment import Observation, as_messages
+from exgrpo_jax.environments.environment import METRICS, Observation, as_messages
 from exgrpo_jax.environments.pool import Answer, Failure
 from exgrpo_jax.rollout.episodes import EpisodeSampler
 from exgrpo_jax.rollout.sampler import requests_for
@@ -145,6 +145,8 @@ def test_turns_and_observations_follow_one_another_as_tokens(play, text_tokenize
   assert broken.verdict == Verdict(0.0, 'timed out', 'no answer after 1 s')
   assert [len(one.turns) for one in (stopped, failed, endless, broken)] == [2, 1, 3, 2]
   assert all(one.is_complete and not one.truncated for one in (stopped, failed, endless, broken))
+  names = {f'environment/{name}' for name in (*METRICS, 'answers', 'characters')}
+  assert set(metrics) == names
   assert metrics['environment/turns_mean'] == 2 and metrics['environment/turns_max'] == 3
   assert metrics['environment/seconds'] == 8 * 0.25
   assert metrics['environment/tokens_mean'] == len(observed) * 4 / 4
