@@ -222,6 +222,9 @@ class Seconds:
   def __add__(self, other: 'Seconds') -> 'Seconds':
     return Seconds(*map(sum, zip(dataclasses.astuple(self), dataclasses.astuple(other))))
 
+  def __sub__(self, other: 'Seconds') -> 'Seconds':
+    return self + other * -1
+
   def __mul__(self, times: float) -> 'Seconds':
     return Seconds(*(times * part for part in dataclasses.astuple(self)))
 

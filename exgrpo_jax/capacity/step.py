@@ -227,7 +227,7 @@ def estimate(
   def time_of(program: Program) -> Seconds:
     module, num_chips = modules[program.name, program.size], step.spec.mesh.size
     fixed = cycles.estimate(module, chip, num_chips, trips=0)
-    per_trip = cycles.estimate(module, chip, num_chips) + fixed * -1
+    per_trip = cycles.estimate(module, chip, num_chips) - fixed
     # Kernels in loops whose length depends on data read only the filled part of the cache.
     per_trip = dataclasses.replace(per_trip, kernels=per_trip.kernels * program.filled)
     return (fixed + per_trip * program.trips) * program.runs

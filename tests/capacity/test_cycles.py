@@ -191,6 +191,11 @@ def test_a_loops_cycles_are_multiplied_by_its_trips():
   assert seconds_of(*lines, other=unknown, trips=0).total == pytest.approx(1)
 
 
+def test_times_are_added_and_subtracted_part_by_part():
+  first, second = cycles.Seconds(3, 2, 1, 0), cycles.Seconds(1, 2, 0, 4)
+  assert first + second == cycles.Seconds(4, 4, 1, 4) and first + second - second == first
+
+
 @pytest.mark.parametrize(
   ('kind', 'seconds'),
   [
