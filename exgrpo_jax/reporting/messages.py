@@ -64,7 +64,10 @@ def banner(
 def progress_line(
   step: int, num_steps: int, metrics: Mapping[str, float], seconds_left: float | None
 ) -> str:
-  """Format a step as one line with columns of fixed width; '-' marks an unknown value."""
+  """Format a step as one line with columns of fixed width; '-' marks an unknown value.
+
+  On a narrow terminal, the least important columns are left out.
+  """
 
   def show(name: str, spec: str, width: int) -> str:
     return (format(metrics[name], spec) if name in metrics else '-').rjust(width)
@@ -74,20 +77,23 @@ def progress_line(
     minutes, seconds = divmod(round(seconds_left), 60)
     time_left = f'{minutes // 60}:{minutes % 60:02d}:{seconds:02d}'
   memory = 'memory/device_peak'  # unknown on a CPU
-  return ' | '.join(
-    (
-      f'step {step:>{len(str(num_steps))}}/{num_steps}',
-      f'reward {show("reward", ".3f", 6)}',
-      f'pass {show("pass_rate/fresh", ".3f", 5)}',
-      f'entropy {show("entropy", ".3f", 6)}',
-      f'length {show("length/mean", ".0f", 5)}',
-      f'buffer {show("buffer/questions", ".0f", 5)}',
-      f'retired {show("buffer/retired", ".0f", 5)}',
-      f'{show("perf/tokens_per_second", ",.0f", 7)} tok/s',
-      *([f'{show(memory, ".1f", 5)} GiB'] if memory in metrics else []),
-      f'{time_left:>8} left',
-    )
-  )
+  columns = [
+    f'step {step:>{len(str(num_steps))}}/{num_steps}',
+    f'reward {show("reward", ".3f", 6)}',
+    f'pass {show("pass_rate/fresh", ".3f", 5)}',
+    f'entropy {show("entropy", ".3f", 6)}',
+    f'length {show("length/mean", ".0f", 5)}',
+    f'buffer {show("buffer/questions", ".0f", 5)}',
+    f'retired {show("buffer/retired", ".0f", 5)}',
+    f'{show("perf/tokens_per_second", ",.0f", 7)} tok/s',
+    *([f'{show(memory, ".1f", 5)} GiB'] if memory in metrics else []),
+    f'{time_left:>8} left',
+  ]
+  width = shutil.get_terminal_size().columns if sys.stdout.isatty() else math.inf
+  for name in ('GiB', 'retired', 'buffer', 'tok/s', 'entropy', 'length'):
+    if len(' | '.join(columns)) > width:
+      columns = [column for column in columns if name not in column]
+  return ' | '.join(columns)
 
 
 def finished(workdir: str, num_done: int, length: str) -> str:

@@ -6,8 +6,10 @@ import os
 import shlex
 import shutil
 import sys
+import types
 
 import jax
+import pytest
 
 from exgrpo_jax.reporting import messages, metrics
 from tests.helpers import tiny
@@ -52,6 +54,21 @@ def test_the_progress_line():
     'step  70/700 | reward -1.000 | pass     - | entropy      - | length     - | buffer     - '
     '| retired     - |       - tok/s |        - left'
   )
+
+
+@pytest.mark.parametrize(
+  ('width', 'rest'),
+  [
+    (110, 'entropy      - | length     - |       - tok/s |        - left'),
+    (100, 'entropy      - | length     - |        - left'),
+    (80, 'length     - |        - left'),
+  ],
+)
+def test_a_narrow_terminal_gets_the_most_important_columns(width, rest, monkeypatch):
+  monkeypatch.setenv('COLUMNS', str(width))
+  monkeypatch.setattr(sys, 'stdout', types.SimpleNamespace(isatty=lambda: True))
+  line = messages.progress_line(70, 700, {'memory/device_peak': 9.0}, None)
+  assert line == f'step  70/700 | reward      - | pass     - | {rest}' and len(line) <= width
 
 
 def evaluated(step, **scores):
