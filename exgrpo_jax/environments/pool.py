@@ -25,7 +25,7 @@ from exgrpo_jax.environments.environment import Observation, Task
 from exgrpo_jax.environments.settings import EnvironmentConfig
 from exgrpo_jax.environments.worker import Beginning
 from exgrpo_jax.errors import InputError
-from exgrpo_jax.runtime import machine
+from exgrpo_jax.runtime import hosts, machine
 from exgrpo_jax.workers import pool as workers
 from exgrpo_jax.workers.pool import Failure, Worker
 
@@ -101,10 +101,13 @@ class Pool:
     return [reply['messages'] for reply in replies]
 
   def try_step(self, question: Question, spec: str) -> None:
-    """Play one turn and drop the episode. Raises InputError, naming `spec`, if `step` fails."""
+    """Play one turn and drop the episode. If `step` fails, warn, because a run may tolerate it."""
     begin = dataclasses.asdict(beginning(question, 0, False))
     request = {'key': '', 'begin': begin, 'texts': [_TRIAL]}
-    self._send_all([question], [request], f'{spec}: step({_TRIAL!r}) failed')
+    try:
+      self._send_all([question], [request], f'{spec}: step({_TRIAL!r}) failed')
+    except InputError as error:
+      hosts.warn(f'{error}. Such an episode counts as failed, with reward 0.')
     self._holders[0].ask({'key': '', 'begin': None, 'texts': ()})
 
   def demonstrations(
@@ -265,7 +268,7 @@ def with_prompts(
 ) -> QuestionSet:
   """Replace the prompts in `data` with the environment's.
 
-  Raises InputError if `reset` fails, or if `step` fails for the first question.
+  Raises InputError if `reset` fails, and warns if `step` fails for the first question.
   If `overlong` (DataConfig.on_overlong) is 'drop', questions with prompts longer than `max_prompt`
   tokens are dropped. Otherwise, raises InputError if there are any such questions.
   """
