@@ -16,6 +16,7 @@ from exgrpo_jax.commands import command_line
 from exgrpo_jax.data import prompt, tokenizer
 from exgrpo_jax.datatypes import Message
 from exgrpo_jax.experiment.experiment import (
+  check_model,
   model_config,
   model_name,
   with_counted_length,
@@ -25,6 +26,7 @@ from exgrpo_jax.experiment.experiment import (
 from exgrpo_jax.huggingface import safetensors_files
 from exgrpo_jax.runtime import hub
 from exgrpo_jax.runtime.workdir import check_workdir
+from exgrpo_jax.training import export
 from exgrpo_jax.training.checks import check_command
 
 
@@ -48,7 +50,9 @@ def main(args: command_line.Args) -> None:
   config = with_folders(config, model_name(config))
   is_read = {path: '://' not in path for path in (config.model.path, config.tokenizer.path)}
   if is_read[config.model.path]:
-    model_config(with_dtype(config, args.workdir, platform='any'))  # the dtype is not checked
+    shape = model_config(with_dtype(config, args.workdir, platform='any'))  # any dtype will do
+    check_model(config, shape)
+    export.check(config, shape)
   path = config.tokenizer.path or config.model.path
   if path and is_read[path]:
     prompt.render([Message('user', 'x')], config.prompt, tokenizer.load(path).chat)

@@ -127,8 +127,7 @@ def open_experiment(values: ConfigDict, workdir: str) -> Experiment:
   meshes = sharding.make_meshes(config.mesh)
   shape = dataclasses.replace(shape, vocab_size=vocab_size)
   check_meshes(shape, meshes)
-  _check_experts(config, shape)
-  lora.shapes(config.lora, model.shapes(shape, meshes.training))  # rejects a rank that is too large
+  check_model(config, shape)
   return Experiment(
     config=config,
     workdir=workdir,
@@ -139,8 +138,8 @@ def open_experiment(values: ConfigDict, workdir: str) -> Experiment:
   )
 
 
-def _check_experts(config: RunConfig, shape: model.ShapeConfig) -> None:
-  """Raise InputError if a setting requires experts but the model has none."""
+def check_model(config: RunConfig, shape: model.ShapeConfig) -> None:
+  """Raise InputError if the model lacks the experts or sizes that a setting needs."""
   settings = {
     'objective.balance_coefficient': config.objective.balance_coefficient,
     'rollout.router_replay': config.rollout.router_replay,
@@ -151,6 +150,7 @@ def _check_experts(config: RunConfig, shape: model.ShapeConfig) -> None:
         f'config.{name}={value}: this setting needs a model with experts, but '
         'config.model.num_experts=0. Choose another model, or reset this setting to its default.'
       )
+  lora.shapes(config.lora, model.shapes(shape, sharding.WITHOUT_DEVICES))  # checks the rank
 
 
 def model_config(config: RunConfig) -> model.ShapeConfig:

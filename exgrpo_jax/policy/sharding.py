@@ -31,6 +31,7 @@ from exgrpo_jax.config import setting
 from exgrpo_jax.errors import InputError, counted
 
 _MESH_AXES = ('data', 'fsdp', 'expert', 'tensor')
+WITHOUT_DEVICES: Any = AbstractMesh((1,) * len(_MESH_AXES), _MESH_AXES)  # a mesh to check shapes
 
 # Rows are split over all axes except tensor. Parameters are split over fsdp by width, over expert
 # by experts, and over tensor by heads, hidden units and vocabulary. No array uses an axis twice.

@@ -9,7 +9,7 @@ from typing import Any
 from etils import epath
 
 from exgrpo_jax.errors import InputError
-from exgrpo_jax.experiment.experiment import Experiment
+from exgrpo_jax.experiment.experiment import Experiment, RunConfig
 from exgrpo_jax.huggingface import architecture, weights
 from exgrpo_jax.policy import model
 from exgrpo_jax.runtime import hosts
@@ -29,7 +29,7 @@ def write(
   dtype, or to float32 if there is no original checkpoint. config.json is written last, so a
   folder that contains it is complete. Returns the dtype. Only the first host writes.
   """
-  tokenizer, values = experiment.tokenizer, _config_json(experiment)
+  tokenizer, values = experiment.tokenizer, _config_json(experiment.config, experiment.model)
   if hosts.is_first():
     tokenizer.save(out)
     ends = {'eos_token_id': [*tokenizer.eos_ids]}  # transformers stops only at these tokens
@@ -40,26 +40,25 @@ def write(
   return weight_dtype
 
 
-def check(experiment: Experiment) -> None:
+def check(config: RunConfig, shape: model.ShapeConfig) -> None:
   """Raise InputError if an export is configured but no Hugging Face family supports the model."""
-  if experiment.config.export.best or experiment.config.export.last:
-    _config_json(experiment)
+  if config.export.best or config.export.last:
+    _config_json(config, shape)
 
 
 def is_possible(experiment: Experiment) -> bool:
   """Return True if a Hugging Face model family supports the experiment's model."""
   try:
-    _config_json(experiment)
+    _config_json(experiment.config, experiment.model)
   except InputError:
     return False
   return True
 
 
-def _config_json(experiment: Experiment) -> dict[str, Any]:
-  config = experiment.config
+def _config_json(config: RunConfig, shape: model.ShapeConfig) -> dict[str, Any]:
   if path := config.model.path:
     return architecture.extended(architecture.read_json(path), config.model.extension)
-  return architecture.to_json(experiment.model, config.rollout.longest_row)
+  return architecture.to_json(shape, config.rollout.longest_row)
 
 
 def keep_best(

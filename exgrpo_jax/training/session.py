@@ -157,7 +157,7 @@ def load(
   with activity.doing('reading the data'):
     experiment = open_experiment(config, workdir)
     memory.check(experiment)
-    export.check(experiment)
+    export.check(experiment.config, experiment.model)
     data = load_questions(experiment, experiment.config.data.train)
     check_data(experiment.config, data, workdir, steps_done(workdir))
     run_config = experiment.config.with_length(len(data.questions))
