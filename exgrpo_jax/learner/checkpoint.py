@@ -13,6 +13,7 @@ import math
 import re
 import shutil
 import sys
+import textwrap
 import uuid
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -306,11 +307,16 @@ def _read(path: epath.Path, **items: ocp.args.CheckpointArgs) -> Mapping[str, An
       return handler.restore(path, ocp.args.Composite(**items))
 
   try:
-    return storage.patiently(read, str(path))
+    with _ignoring_late_ends():
+      return storage.patiently(read, str(path))
   except (InputError, MemoryError):
     raise
   except Exception as error:  # orbax and its stores raise many types
-    raise DamagedError(f'{type(error).__name__}: {error}'.splitlines()[0][:300]) from error
+    cause: BaseException = error
+    while cause.__cause__:  # orbax itself only says that reading failed
+      cause = cause.__cause__
+    text = f'{type(cause).__name__}: {cause}'.splitlines()[0].partition(' [tensorstore_spec')[0]
+    raise DamagedError(textwrap.shorten(text, 1000, placeholder=' …')) from error
 
 
 def _check_format(path: epath.Path, sums: Mapping[str, int]) -> None:
@@ -488,18 +494,12 @@ def explain_failure(workdir: str) -> Iterator[None]:
   Orbax wraps the file system's errors in many exception types.
   """
   hook, log = sys.unraisablehook, logging.get_absl_handler()
-
-  def report_unraisable(unraisable: Any) -> None:
-    # Ignore tensorstore writes that end after orbax has given up on their checkpoint.
-    if str(unraisable.exc_value) != 'Event loop is closed':
-      hook(unraisable)
-
   # Each of orbax's threads logs the full error, before it is raised or long afterwards.
   log.addFilter(_is_unrelated)
-  sys.unraisablehook = report_unraisable
   is_failing = False
   try:
-    yield
+    with _ignoring_late_ends():
+      yield
   except Exception as error:
     reason = '' if isinstance(error, InputError) else _write_failure(error)
     if not reason:
@@ -516,6 +516,23 @@ def explain_failure(workdir: str) -> Iterator[None]:
     if not is_failing:
       log.removeFilter(_is_unrelated)
       sys.unraisablehook = hook
+
+
+@contextlib.contextmanager
+def _ignoring_late_ends() -> Iterator[None]:
+  """Ignore tensorstore operations that end after orbax has given up on their checkpoint.
+
+  If the block fails, they are ignored from then on, because they may end long afterwards.
+  """
+  hook = sys.unraisablehook
+
+  def report_unraisable(unraisable: Any) -> None:
+    if not re.search('Event loop is closed|TensorStore details', str(unraisable.exc_value)):
+      hook(unraisable)
+
+  sys.unraisablehook = report_unraisable
+  yield
+  sys.unraisablehook = hook
 
 
 def _write_failure(error: BaseException) -> str:

@@ -287,7 +287,7 @@ def test_only_parameters_are_restored_from_a_step_or_the_newest(saved, mesh, lik
 @pytest.mark.parametrize(
   ('damage', 'reason'),
   [
-    (truncate_a_file, r'5 is damaged \(.*\)'),
+    (truncate_a_file, r'5 is damaged \(.*/state/.* for value of size \d+\)'),
     (change_a_checksum, rf"5/state is damaged \(.*'a'.*: {DIFFERS}\)"),
   ],
 )
@@ -296,6 +296,19 @@ def test_damaged_parameters_are_refused(workdir, damage, reason, like):
   with pytest.raises(InputError, match=rf'checkpoints/{reason}\. Choose another --step'):
     checkpoint.restore_params(str(workdir), None, like.params)
   assert checkpoint.restore_params(str(workdir), 2, like.params)[1] == 2
+
+
+def test_reads_that_end_after_their_checkpoint_was_refused_are_not_reported(
+  workdir, like, monkeypatch
+):
+  printed = []
+  monkeypatch.setattr(sys, 'unraisablehook', lambda it: printed.append(str(it.exc_value)))
+  truncate_a_file(workdir / 'checkpoints' / '5')
+  with pytest.raises(InputError):
+    checkpoint.restore_params(str(workdir), None, like.params)
+  for text in ('Event loop is closed', 'See full TensorStore details: …', 'another error'):
+    sys.unraisablehook(types.SimpleNamespace(exc_value=RuntimeError(text)))
+  assert printed == ['another error']
 
 
 def test_nothing_is_restored_if_nothing_was_saved(like, tmp_path):
