@@ -29,7 +29,7 @@ from exgrpo_jax.huggingface import architecture, hub_checkpoint
 from exgrpo_jax.learner import checkpoint, storage
 from exgrpo_jax.policy import lora, model, sharding
 from exgrpo_jax.runtime import activity, hub
-from exgrpo_jax.runtime.workdir import check_policy, read_config
+from exgrpo_jax.runtime.workdir import check_policy, is_model, read_config
 
 # Limits for a model without a config: tokens per prompt and per response, and bytes of the cache.
 # The cache size determines how many responses are decoded together.
@@ -67,7 +67,7 @@ class Policy:
 
 def at(path: str) -> Source:
   """Return a Source: a run if `path` is a workdir, otherwise a Hugging Face model."""
-  is_run = os.path.exists(os.path.join(path, 'config.json')) and not _is_model(read_config(path))
+  is_run = os.path.exists(os.path.join(path, 'config.json')) and not is_model(read_config(path))
   return Source('run' if is_run else 'model', path)
 
 
@@ -103,7 +103,7 @@ def run_config(workdir: str) -> ConfigDict:
   Raises InputError if the folder isn't a run with a checkpoint.
   """
   values = read_config(workdir)
-  if _is_model(values):
+  if is_model(values):
     raise InputError(
       f"--checkpoint={workdir}: the value must be a run's workdir, but this folder contains a "
       'Hugging Face model. generate, evaluate and export accept it as '
@@ -123,11 +123,6 @@ def run_config(workdir: str) -> ConfigDict:
     for name, value in values[section].items():
       values[section][name] = config.RecordedChoice(value) if isinstance(value, str) else value
   return ConfigDict(values)
-
-
-def _is_model(values: Mapping[str, Any]) -> bool:
-  """Return True if a config.json describes a Hugging Face model rather than a run."""
-  return 'architectures' in values or 'model_type' in values
 
 
 def suited_to(path: str, max_response: int | None = None) -> ConfigDict:

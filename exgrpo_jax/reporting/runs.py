@@ -16,7 +16,7 @@ from exgrpo_jax.errors import InputError
 from exgrpo_jax.reporting import alarms, metrics, step_records
 from exgrpo_jax.reporting.comparison import scores_of
 from exgrpo_jax.reporting.metrics import Run
-from exgrpo_jax.runtime.workdir import RUN_LOCK, WITHOUT_EFFECT, check_entries, read_config
+from exgrpo_jax.runtime.workdir import RUN_LOCK, WITHOUT_EFFECT, check_no_model, read_config
 
 # Runs have the same setting if only these keys differ: the seed and keys that don't affect results.
 SAME_SETTING = ('seed', 'warm_start.path', *WITHOUT_EFFECT)
@@ -86,7 +86,7 @@ def read_metrics(workdir: str) -> Run:
 
   A run that is still checking its settings and data has a lock but no config.json yet.
   """
-  check_entries(workdir)
+  check_no_model(workdir, workdir)
   if not any(os.path.exists(os.path.join(workdir, name)) for name in ('config.json', RUN_LOCK)):
     raise InputError(
       f"{workdir}: this is not a run's workdir, because it contains no config.json. Pass the "

@@ -221,6 +221,21 @@ def check_entries(workdir: str) -> None:
         )
 
 
+def is_model(values: Mapping[str, Any]) -> bool:
+  """Return True if a config.json describes a Hugging Face model rather than a run."""
+  return 'architectures' in values or 'model_type' in values
+
+
+def check_no_model(place: str, folder: str) -> None:
+  """Raise InputError if `folder`, called `place`, contains a model or the wrong entries."""
+  check_entries(folder)
+  if os.path.exists(os.path.join(folder, 'config.json')) and is_model(read_config(folder)):
+    raise InputError(
+      f"{place}: this must be a run's workdir, but it contains a Hugging Face model, such as an "
+      'exported policy. Choose another folder.'
+    )
+
+
 def check_workdir(values: ConfigDict, workdir: str) -> str:
   """Return a message about changed settings, or ''.
 
@@ -229,7 +244,7 @@ def check_workdir(values: ConfigDict, workdir: str) -> str:
   `FREE` may change, and so may num_steps and num_epochs unless the learning rate's schedule depends
   on them.
   """
-  check_entries(workdir)
+  check_no_model(f'--workdir={workdir}', workdir)
   try:
     is_run = has_begun(workdir)
   except OSError as error:

@@ -18,7 +18,7 @@ from exgrpo_jax.huggingface import hub_checkpoint
 from exgrpo_jax.learner import checkpoint
 from exgrpo_jax.rollout import seeding
 from exgrpo_jax.runtime import activity, hub
-from exgrpo_jax.runtime.workdir import check_local, read_config
+from exgrpo_jax.runtime.workdir import check_local, check_no_model, read_config
 
 
 def check(experience: seeding.ExperienceConfig, workdir: str) -> None:
@@ -30,6 +30,7 @@ def check(experience: seeding.ExperienceConfig, workdir: str) -> None:
     seeding.check_columns(path)
     return
   check_local(f'config.experience.path={path}')
+  check_no_model(f'config.experience.path={path}', path)
   if not os.path.exists(os.path.join(path, 'config.json')):
     raise InputError(
       f'config.experience.path={path}: experience must be a .jsonl file, a .parquet file or a '
