@@ -31,6 +31,11 @@ from exgrpo_jax.experiment.settings import check_length
 from exgrpo_jax.runtime import hosts
 
 Args = flags.FlagValues  # the values of a command's flags, e.g. args.workdir
+_SETTINGS = {  # the settings that flags set
+  'model': 'model.path',
+  'compare': 'model.path',
+  'temperature': 'evaluation.temperature',
+}
 
 
 # ---- Shared flags ----
@@ -214,7 +219,7 @@ def run(
       with hosts.joined(_meeting(args)) if on_all_hosts else contextlib.nullcontext():
         main(args, *words)
     except InputError as error:
-      refuse(error)
+      refuse(_in_flags(args, error))
 
   with _closed_output():
     app.run(run_main, flags_parser=_parse_flags)
@@ -245,6 +250,16 @@ def refuse(error: InputError) -> NoReturn:
   """Print the error on one line and exit with its status."""
   print(f'error: {error}', file=sys.stderr, flush=True)
   sys.exit(error.status)
+
+
+def _in_flags(args: Args, error: InputError) -> InputError:
+  """Name the flags in a message instead of the settings that they set."""
+  message = str(error)
+  for flag, key in _SETTINGS.items():
+    given = getattr(args, flag, None)
+    for value in given if isinstance(given, list) else [given]:
+      message = message.replace(f'config.{key}={value}', f'--{flag}={value}')
+  return InputError(message, error.status)
 
 
 # ---- Reading flags ----

@@ -30,7 +30,7 @@ def main(argv: list[str]) -> None:
   try:
     text = _answer(_parser().parse_args(argv))
   except InputError as error:
-    print(f'error: {error}', file=sys.stderr)
+    print('error:', str(error).replace('config.grading.verifier', '--verifier'), file=sys.stderr)
     sys.exit(2)
   print(text.encode('utf-8', 'backslashreplace').decode())  # lone surrogates cannot be printed
 
@@ -67,7 +67,8 @@ def _parser() -> argparse.ArgumentParser:
   parser.add_argument(
     '--kind',
     default='math',
-    help=f'how to compare answers: {", ".join(verifier.KINDS)} (default: math)',
+    choices=verifier.KINDS,
+    help='how to compare answers (default: math)',
   )
   parser.add_argument(
     '--verifier',
