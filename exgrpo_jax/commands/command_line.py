@@ -318,7 +318,8 @@ def _absl_flags(argv: list[str]) -> list[str]:
     matches = difflib.get_close_matches(error.flagname, names, n=1)
     flag_list = f'The flags are --{", --".join(sorted(names))}.' if names else 'It has no flags.'
     hint = f'Did you mean --{matches[0]}?' if matches else flag_list
-    hint = config.counterpart_hint(error.flagname) or hint
+    if not error.flagname.startswith('config.'):  # a name that is not ours
+      hint = config.counterpart_hint(error.flagname) or hint
     raise InputError(f'--{error.flagname}: this command has no such flag. {hint}') from error
   except (flags.Error, ValueError) as error:
     raise InputError(_explanation(str(error))) from error

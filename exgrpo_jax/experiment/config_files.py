@@ -100,8 +100,12 @@ def resolved(argv: Sequence[str]) -> list[str]:
     elif equals and name in ('-config', '--config'):
       path = config_path(value)
       arg = f'{name}={path}'
-    elif not path and _overridden_key(arg):
-      raise InputError(f'{arg}: this flag overrides a setting of --config. Put --config before it.')
+    elif not path and _overridden_key(arg) and 'config' in flags.FLAGS:
+      is_later = any(re.match('--?config(=|$)', word) for word in argv)
+      note = '; for an existing run, repeat the --config that it was started with' * (not is_later)
+      raise InputError(
+        f'{arg}: this flag overrides a setting of --config. Put --config before it{note}.'
+      )
     follows = arg in ('-config', '--config')
     arguments.append(arg)
   if path:
