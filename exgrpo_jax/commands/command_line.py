@@ -299,10 +299,12 @@ def _check_names(args: Sequence[str]) -> None:
       )
     if match := re.match(r'--?(?:no(?=config\.))?([a-z][\w.]*)', arg):
       name = match[1]
-      if name in args_by_name and not isinstance(flags.FLAGS._flags().get(name), flags.MultiFlag):
+      flag = flags.FLAGS._flags().get(name)
+      if name in args_by_name and not isinstance(flag, flags.MultiFlag):
+        is_list = isinstance(getattr(flag, 'parser', None), flags.ListParser)
+        remedy = 'Separate its values with commas' if is_list else 'Remove one of them'
         raise InputError(
-          f'--{name}: this flag is given twice, as {args_by_name[name]} and as {arg}. Remove '
-          'one of them.'
+          f'--{name}: this flag is given twice, as {args_by_name[name]} and as {arg}. {remedy}.'
         )
       args_by_name[name] = arg
 

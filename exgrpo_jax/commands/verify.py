@@ -12,7 +12,7 @@ import argparse
 import os
 import signal
 import sys
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.grading import verifier
@@ -23,6 +23,15 @@ class _Parser(argparse.ArgumentParser):
   def error(self, message: str) -> NoReturn:
     """Raise a one-line error instead of printing the usage."""
     raise InputError(f'{message}. --help lists all flags.')
+
+
+class _Once(argparse.Action):
+  def __call__(self, parser: argparse.ArgumentParser, namespace: Any, *args: Any) -> None:
+    """Store the flag's value. For a flag given twice, argparse would use the last value."""
+    values, option = args
+    if getattr(namespace, self.dest) is not self.default:
+      parser.error(f'{option}: this flag is given twice. Remove one of them')
+    setattr(namespace, self.dest, values)
 
 
 def main(argv: list[str]) -> None:
@@ -57,6 +66,7 @@ def _parser() -> argparse.ArgumentParser:
     formatter_class=argparse.RawDescriptionHelpFormatter,
     allow_abbrev=False,
   )
+  parser.register('action', None, _Once)  # the default
   parser.add_argument('--response', help="the model's response")
   parser.add_argument('--answer', help='the ground truth')
   parser.add_argument(
