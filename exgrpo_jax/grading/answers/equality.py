@@ -117,7 +117,7 @@ def _chosen_letter(answer: str) -> str | None:
 
 
 def _same_decimal(answer: str, truth: str) -> bool:
-  """Return True if the texts differ only by a decimal comma, or the answer rounds to the truth."""
+  """Return True if only a decimal comma differs, or an irrational answer rounds to a long truth."""
   answer, truth = normalize_spelling(answer), normalize_spelling(truth)
   patterns = (answer, truth, _DECIMAL_COMMA), (truth, answer, _LONG_DECIMAL_COMMA)
   for with_comma, other, pattern in patterns:
