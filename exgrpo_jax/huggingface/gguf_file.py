@@ -275,7 +275,10 @@ def _check_description(fields: Mapping[str, Any], family: str, path: str) -> Non
   """Raise InputError if the family's metadata lacks a key or contains an unsupported one."""
   for key in _REQUIRED:
     if key not in fields:
-      raise InputError(f"{path}: {family}.{key} is missing, but the model's shape depends on it.")
+      raise InputError(
+        f'{path}: {family}.{key} is missing, but it determines {_REQUIRED[key]} in config.json. '
+        'Convert the model again.'
+      )
   for key, value in fields.items():
     if key in (*_REQUIRED, *_OPTIONAL) and not isinstance(value, int | float):
       raise InputError(f'{path}: {family}.{key}={value} must be a single number for all layers.')

@@ -239,7 +239,11 @@ def test_llama_3s_rotary_scaling_is_recovered_from_its_factors(tmp_path, factor)
     ),
     (
       {'llama.block_count': None},
-      r"llama\.block_count is missing, but the model's shape depends on it\.",
+      r'llama\.block_count is missing, but it determines num_hidden_layers in config\.json\.',
+    ),
+    (
+      {'llama.attention.layer_norm_rms_epsilon': None},
+      r'llama\.attention\.layer_norm_rms_epsilon is missing, but it determines rms_norm_eps ',
     ),
     (
       {'llama.attention.head_count_kv': [2, 1]},
