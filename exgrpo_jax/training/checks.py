@@ -47,9 +47,10 @@ def check_command(values: ConfigDict | None, workdir: str | None) -> RunConfig:
   assert values and workdir
   config = parse_config(values)
   check_workdir(values, workdir)
-  cache_dir = config.data.cache_dir or os.environ.get('TFDS_DATA_DIR', '')
-  for setting in (f'warm_start.path={config.warm_start.path}', f'data.cache_dir={cache_dir}'):
-    check_local(f'config.{setting}')
+  check_local(f'config.warm_start.path={config.warm_start.path}')
+  check_local(f'config.data.cache_dir={config.data.cache_dir}')
+  if not config.data.cache_dir:
+    check_local(f'TFDS_DATA_DIR={os.environ.get("TFDS_DATA_DIR", "")}')
   prior_experience.check(config.experience, workdir)
   # Data files must exist. They are not read yet.
   warm_start_specs = (config.warm_start.data,) * bool(config.warm_start.num_updates)

@@ -65,6 +65,12 @@ def test_a_tilde_is_the_home_folder_in_every_path_flag(tmp_path, command):
   assert_refused(outcome, f"{tmp_path}/damaged/config.json: cannot read the run's config")
 
 
+@pytest.mark.full
+def test_a_bucket_for_prepared_data_is_refused_with_the_name_of_the_variable():
+  command = ['check', '--config=smoke', '--workdir=w', '--config.data.cache_dir=']
+  assert_refused(forked.run_one(command, TFDS_DATA_DIR='gs://b/x'), 'error: TFDS_DATA_DIR=gs://b/x')
+
+
 def caused_by(error):
   """A library's own error, raised while it handled this one."""
   found = RuntimeError('in a library')
