@@ -41,7 +41,7 @@ from exgrpo_jax.reporting import metrics
 from exgrpo_jax.rollout import stages
 from exgrpo_jax.runtime import activity, console, hosts, machine
 from exgrpo_jax.runtime.randomness import Purpose
-from exgrpo_jax.runtime.workdir import make_folder
+from exgrpo_jax.runtime.workdir import check_folder, make_folder
 from exgrpo_jax.training.checks import check_rewards
 
 _QUESTIONS_PER_CALL = 1024  # of generate
@@ -78,6 +78,7 @@ def filter_questions(
   between `above` and `below`. Raises InputError if no question remains, or if a run with
   this config could not start.
   """
+  check_folder('--out', out)
   make_folder('--out', out)
   experiment = open_experiment(values, source.path if source else out)
   if name := experiment.config.environment.name:
