@@ -13,6 +13,7 @@ import itertools
 import os
 import pathlib
 import re
+import reprlib
 import runpy
 import sys
 import traceback
@@ -20,6 +21,7 @@ import typing
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar, cast
 
+import numpy as np
 from ml_collections import ConfigDict
 
 from exgrpo_jax import renamed
@@ -115,6 +117,36 @@ def check_known(name: str, known_names: Collection[str], path: str, key: str = '
       hint = counterpart_hint(key or name)
     closest = f"did you mean '{matches[0]}'?" if matches else f'it has: {", ".join(known_names)}.'
     raise InputError(f"{path} has no '{name}'; {hint or closest}")
+
+
+def check_numbers(
+  key: str,
+  name: str,
+  values: Any,
+  *shapes: tuple[int, ...],
+  lowest: float = np.finfo(float).min,
+  highest: float = np.finfo(float).max,
+) -> None:
+  """Raise InputError unless `values` are numbers in range and have one of the `shapes`.
+
+  `values` were returned by the function that the setting `key` selects by `name`.
+  """
+  if np.shape(values) in shapes:
+    numbers = np.asarray(values, float)
+    is_wrong = ~((numbers >= lowest) & (numbers <= highest))
+    if not is_wrong.any():
+      return
+    what = (
+      f'{numbers[is_wrong][0]:g} at index {np.argwhere(is_wrong)[0].tolist()}, not a number from '
+      f'{lowest:.3g} to {highest:.3g}'
+    )
+  else:
+    alternatives = ' or '.join(str(list(shape)) for shape in shapes)
+    what = f'{reprlib.repr(values)}, not numbers of shape {alternatives}'
+  raise InputError(
+    f'config.{key}: {name!r} cannot be used (it returned {what}). Correct the function as shown in '
+    'docs/extending.md.'
+  )
 
 
 def overridden(values: ConfigDict, overrides: Mapping[str, Any]) -> ConfigDict:

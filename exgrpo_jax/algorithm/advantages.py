@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 import chex
 import numpy as np
 
+from exgrpo_jax.config import check_numbers
 from exgrpo_jax.datatypes import Array
 
 # From arXiv:2603.18444: a uniform prior, and the discount for a 1.7B model (0.75 for an 8B model).
@@ -71,12 +72,12 @@ def group_advantages(
   advantage_QK = shifted_QK - baseline_QK
   if baseline_rule := BASELINES[baseline]:
     baseline_QK = baseline_rule(np.array(reward_QK, np.float64), np.array(is_replay_QK))
+    check_numbers('objective.baseline', baseline, baseline_QK, reward_QK.shape, highest_Q1.shape)
     advantage_QK = np.array(reward_QK - np.asarray(baseline_QK), np.float32)
   if replay_advantage == 'zero':
     advantage_QK *= ~is_replay_QK
   if normalize_std != 'off':
-    ddof = {'population': 0, 'sample': 1}[normalize_std]
-    std_Q1 = shifted_QK.std(axis=1, ddof=ddof, keepdims=True) + 1e-6
+    std_Q1 = shifted_QK.std(axis=1, ddof=int(normalize_std == 'sample'), keepdims=True) + 1e-6
     if baseline_rule:  # it may give equal rewards an advantage: do not divide that by 1e-6
       std_Q1 = np.where(std_Q1 > 1e-6, std_Q1, np.float32(1))
     advantage_QK /= std_Q1

@@ -21,8 +21,8 @@ import numpy as np
 from exgrpo_jax.algorithm import question_rules
 from exgrpo_jax.algorithm.advantages import PRIOR, discounted_counts
 from exgrpo_jax.algorithm.settings import ReplayConfig
+from exgrpo_jax.config import check_numbers
 from exgrpo_jax.datatypes import FAILURES, Plan, Response, Trajectory, Verdict
-from exgrpo_jax.errors import InputError
 
 ROUNDING = 1e-9  # 0.29 * 100 is 28.999…, which must count as 29 questions
 
@@ -252,13 +252,10 @@ def _question_log_weights(
     trajectories = [entry.trajectories for entry in entries]
     questions = question_rules.Questions(row_N.copy(), correctness_N, age_N, trajectories)
     with np.errstate(divide='ignore'):
-      value_N = np.asarray(rule(questions), float)
-    if not (value_N < np.inf).all():
-      raise InputError(
-        f'config.replay.question_selection={config.question_selection!r}: the rule returned NaN '
-        'or infinity. Return -inf to exclude a question.'
-      )
-    log_weight_N += value_N
+      rule_N = rule(questions)
+    name = config.question_selection
+    check_numbers('replay.question_selection', name, rule_N, age_N.shape, lowest=-np.inf)
+    log_weight_N += rule_N
   return log_weight_N if log_weight_N.any() else None
 
 

@@ -13,8 +13,8 @@ from jax.sharding import Mesh
 
 from exgrpo_jax import packing
 from exgrpo_jax.algorithm import objective, trajectory_rules
+from exgrpo_jax.config import check_numbers
 from exgrpo_jax.datatypes import Array, ReplayScores, Response, Trajectory
-from exgrpo_jax.errors import InputError
 from exgrpo_jax.packing import Segments, Shape, right_padded
 from exgrpo_jax.policy import attention, logprobs, model, sharding
 from exgrpo_jax.policy.sharding import jit_for_training
@@ -172,10 +172,9 @@ def pick(
     scores = dict(enumerate(score(candidates)))
     costs = [cost(scores[place]) for place in range(len(candidates))]
     entropies = [float(np.mean(scores[place].entropy)) for place in range(len(candidates))]
-    if np.isnan(costs).any() and np.isfinite(entropies).all():  # a broken policy has its own error
-      raise InputError(
-        f'config.replay.trajectory_selection={kind!r}: the rule returned NaN. Correct the rule.'
-      )
+    if np.isfinite(entropies).all():  # otherwise, the policy is broken, which has its own error
+      key, shape = 'replay.trajectory_selection', (len(candidates),)
+      check_numbers(key, kind, costs, shape, lowest=-np.inf, highest=np.inf)
     picks = _cheapest(ranges, costs)
     for places in ranges:
       rival_entropies = tuple(entropies[places.start : places.stop])

@@ -14,6 +14,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from exgrpo_jax.algorithm import advantages, losses, question_rules, replay, trajectory_rules
+from exgrpo_jax.config import check_numbers
 from exgrpo_jax.data import questions, row_files
 from exgrpo_jax.datatypes import QuestionSet, ReplayScores, Trajectory
 from exgrpo_jax.environments import pool as environments
@@ -94,7 +95,8 @@ def _check_functions(config: RunConfig) -> None:
   with user_code.refusing('optimizer.schedule', optimizer_config.schedule):
     schedule = optimizer.SCHEDULES[optimizer_config.schedule](optimizer_config.learning_rate, 2)
     jax.eval_shape(schedule, jax.ShapeDtypeStruct((), np.int32))  # an update traces it
-    _check_numbers(np.stack([schedule(update) for update in range(2)]), (2,), lowest=0)
+    rates = np.stack([schedule(update) for update in range(2)])
+    check_numbers('optimizer.schedule', optimizer_config.schedule, rates, (2,), lowest=0)
   with user_code.refusing('optimizer.name', optimizer_config.name):
     if optimizer_config.name != 'adamw':  # compiling the trial takes a second
       params = {'kernel': jnp.ones((2, 3)), 'scale': jnp.ones(3)}
@@ -110,10 +112,11 @@ def _check_functions(config: RunConfig) -> None:
 
 def _try_question_rule(config: replay.ReplayConfig, num_rollouts: int) -> None:
   """Try the rule on one question for each correctness value that the buffer can record."""
-  if config.question_selection in question_rules.BUCKET_RULES:
+  key, name = 'replay.question_selection', config.question_selection
+  if name in question_rules.BUCKET_RULES:
     weights = replay.bucket_log_weights(config, num_rollouts)
-    _check_numbers(weights, (num_rollouts,), lowest=-np.inf)
-  elif rule := question_rules.RULES[config.question_selection]:
+    check_numbers(key, name, weights, (num_rollouts,), lowest=-np.inf)
+  elif rule := question_rules.RULES[name]:
     shares = [k / num_rollouts for k in range(num_rollouts + 1 - replay.retires(config))]
     shares = [share for share in shares if replay.is_recorded(config, share)] or [0.5]
     row_N = np.arange(len(shares))
@@ -122,7 +125,7 @@ def _try_question_rule(config: replay.ReplayConfig, num_rollouts: int) -> None:
       weights = rule(
         question_rules.Questions(row_N, np.array(shares), row_N + 1.0, trajectories * len(shares))
       )
-    _check_numbers(weights, row_N.shape, lowest=-np.inf)
+    check_numbers(key, name, weights, row_N.shape, lowest=-np.inf)
 
 
 def _try_baseline(config: RunConfig) -> None:
@@ -133,7 +136,7 @@ def _try_baseline(config: RunConfig) -> None:
     is_replay_QK = np.zeros(reward_QK.shape, bool)
     is_replay_QK[1::2, -1] = config.replay.ratio > 0
     baseline_QK = baseline(reward_QK.copy(), is_replay_QK)
-    _check_numbers(baseline_QK, reward_QK.shape, (size + 1, 1))
+    check_numbers('objective.baseline', name, baseline_QK, reward_QK.shape, (size + 1, 1))
     if (reward_QK - np.asarray(baseline_QK))[[0, -1]].any():
       check_dropping(config)
 
@@ -145,16 +148,6 @@ def _first_update(config: optimizer.OptimizerConfig, params: dict[str, jax.Array
   storage.bit_sums(state)  # fails if a checkpoint cannot contain the state
   updates, new_state = transformation.update(params, state, params)
   return (jax.tree.map(jnp.float32, updates), new_state), (params, state)
-
-
-def _check_numbers(
-  values: Any, *shapes: tuple[int, ...], lowest: float = np.finfo(float).min
-) -> None:
-  """Raise ValueError unless `values` are numbers >= `lowest` and have one of the `shapes`."""
-  numbers = np.asarray(values, float) if np.shape(values) in shapes else np.array(np.nan)
-  if not np.all((numbers >= lowest) & (numbers < np.inf)):
-    alternatives = ' or '.join(str(list(shape)) for shape in shapes)
-    raise ValueError(f'it returned {reprlib.repr(values)}, not numbers of shape {alternatives}')
 
 
 def _check_types(result: Any, template: Any, exact: bool = False) -> None:

@@ -422,18 +422,18 @@ TABLES = {
     ('replay.question_selection', lambda questions: questions.correctness_N, None),
     ('replay.question_selection', lambda questions: [-np.inf] * len(questions.row_N), None),
     ('replay.question_selection', lambda _: 1.0, r'returned 1.0, not .* shape \[7\]'),
-    ('replay.question_selection', lambda q: 1 / (q.correctness_N - 0.125), 'not numbers'),
-    ('replay.question_selection', lambda q: q.age_N * np.nan, r'returned array\(\[nan'),
+    ('replay.question_selection', lambda q: 1 / (q.correctness_N - 0.125), r'inf at index \[0\]'),
+    ('replay.question_selection', lambda q: q.age_N * np.nan, r'returned nan at index \[0\], not'),
     ('objective.baseline', lambda reward_QK, _: reward_QK.mean(1, keepdims=True), None),
     ('objective.baseline', lambda reward_QK, _: reward_QK.mean(1), r'shape \[9, 8\] or \[9, 1\]'),
     ('objective.baseline', lambda reward_QK: reward_QK, 'takes 1 positional argument'),
-    ('objective.baseline', lambda reward_QK, _: np.log(reward_QK), r'returned array\(.*-inf'),
-    ('objective.baseline', lambda r, _: 0 / r.sum(1, keepdims=True), r'returned array\(.*nan'),
+    ('objective.baseline', lambda reward_QK, _: np.log(reward_QK), r'-inf at index \[0, 0\]'),
+    ('objective.baseline', lambda r, _: 0 / r.sum(1, keepdims=True), r'nan at index \[0, 0\]'),
     ('optimizer.schedule', lambda peak, _: lambda count: peak / (count + 1), None),
     ('optimizer.schedule', lambda peak, _: peak, 'callable'),
     ('optimizer.schedule', lambda peak, _: lambda count: peak if count < 5 else 0, 'Tracer'),
-    ('optimizer.schedule', lambda _, __: lambda ___: np.inf, 'not numbers of shape'),
-    ('optimizer.schedule', lambda _, __: lambda ___: -1.0, 'not numbers of shape'),
+    ('optimizer.schedule', lambda _, __: lambda ___: np.inf, r'inf at index \[0\]'),
+    ('optimizer.schedule', lambda _, __: lambda ___: -1.0, 'returned -1 .* not a number from 0'),
     ('optimizer.name', lambda _: optax.scale_by_rms(), None),
     ('optimizer.name', lambda _: optax.adam(1e-3), 'and the gradient have opposite signs'),
     ('optimizer.name', lambda _: contrib.muon(-1.0), None),
@@ -454,6 +454,38 @@ def test_a_function_of_a_config_file_is_tried_before_training(key, function, why
   refused = pytest.raises(InputError, match=f"^config.{key}: 'mine' cannot be used .*{why}")
   with refused if why else contextlib.nullcontext():
     check_command(values, str(tmp_path / 'run'))
+
+
+@pytest.mark.parametrize(
+  ('key', 'result', 'why'),
+  [
+    ('replay.question_selection', [np.nan], r'nan at index \[0\], not a number from -inf to 1.8'),
+    ('replay.question_selection', [np.inf], r'inf at index \[0\], not'),
+    ('replay.question_selection', [1.0, 2.0], r'\[1.0, 2.0\], not numbers of shape \[1\]'),
+    ('replay.question_selection', [-np.inf], None),
+    ('objective.baseline', [[0.0], [np.nan]], r'nan at index \[1, 0\], not a number from -1.8'),
+    ('objective.baseline', [0.0, 1.0], r'not numbers of shape \[2, 4\] or \[2, 1\]'),
+    ('replay.trajectory_selection', np.nan, r'nan at index \[0\], not a number from -inf to inf'),
+    ('replay.trajectory_selection', np.inf, None),
+  ],
+)
+def test_an_added_function_that_returns_something_invalid_during_training_is_named(
+  key, result, why
+):
+  TABLES[key]['mine'] = lambda *_: result
+  stored = Trajectory(np.zeros(2, np.int32), np.zeros(2, np.float32), 1.0, step=1)
+  config = replay.ReplayConfig(question_selection='mine')
+  rng = np.random.default_rng(0)
+  refused = pytest.raises(InputError, match=f"^config.{key}: 'mine' cannot be used .*{why}")
+  with refused if why else contextlib.nullcontext():
+    if key == 'replay.question_selection':
+      buffer = replay.Buffer({0: replay.Entry(0.5, 3, (stored,))}, started=True)
+      replay.draw_questions(config, buffer, 2, 8, 6, rng)
+    elif key == 'objective.baseline':
+      advantages.group_advantages(np.eye(2, 4, dtype=np.float32), baseline='mine')
+    else:
+      scores = [ReplayScores(*np.zeros((4, 2), np.float32))]
+      scoring.pick('mine', [[stored]], lambda _: scores, rng)
 
 
 @pytest.mark.parametrize(
