@@ -116,12 +116,15 @@ def observe(run: Run, params: model.Params, experience: Experience) -> dict[str,
       result = callback(run, params, experience)
     try:
       numbers = dict({} if result is None else result).items()
-      callback_metrics |= {str(name): float(value) for name, value in numbers}
+      added = {str(name): float(value) for name, value in numbers}
     except (TypeError, ValueError) as error:
       raise InputError(
         f'callbacks: {getattr(callback, "__name__", callback)} returned {result!r}. Return a '
         "dict that maps metric names to numbers, such as {'mine/score': 0.5}, or None."
       ) from error
+    if clashes := sorted(added.keys() & callback_metrics.keys()):
+      raise InputError(f'callbacks: two of them return {clashes[0]}. Rename one of the metrics.')
+    callback_metrics |= added
   _refuse_names(name for name in callback_metrics if name.startswith(_METRIC_PREFIXES))
   return callback_metrics
 

@@ -167,6 +167,12 @@ def test_a_callback_must_return_numbers_under_new_names(returned, message):
     loop.observe(run, None, None)
 
 
+def test_two_callbacks_must_not_return_the_same_metric():
+  run = types.SimpleNamespace(callbacks=[lambda *_: {'mine/x': 1.0}] * 2, clock=Clock())
+  with pytest.raises(InputError, match=r'^callbacks: two of them return mine/x'):
+    loop.observe(run, None, None)
+
+
 @pytest.mark.full
 def test_a_run_stops_if_all_gradings_of_a_step_fail(recorded, config, tmp_path):
   config.grading.update(dict(rewards=('tests.helpers.misbehaving:always_fails',), workers=1))
