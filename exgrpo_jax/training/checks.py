@@ -5,7 +5,7 @@ import hashlib
 import json
 import os
 import reprlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -38,8 +38,9 @@ from exgrpo_jax.runtime.workdir import (
 from exgrpo_jax.training import prior_experience
 from exgrpo_jax.workers import user_code
 
-_TERM, _MASK = (jax.ShapeDtypeStruct((2, 3), dtype) for dtype in (np.float32, np.bool_))
-_FLAG = jax.ShapeDtypeStruct((), np.bool_)
+# Tokens for trying out a loss term, in nats.
+_LOGP = np.array([[-2, -1, -0.5], [-0.5, -1, -2]], np.float32)
+_LOG_RATIO = np.array([[-1, -0.5, 0], [0, 0.5, 1]], np.float32)
 
 
 def check_command(values: ConfigDict | None, workdir: str | None) -> RunConfig:
@@ -78,10 +79,11 @@ def _check_functions(config: RunConfig) -> None:
   selection, optimizer_config = config.replay.question_selection, config.optimizer
   with user_code.refusing('objective.shaping', objective.shaping):
     shaping = losses.SHAPINGS[objective.shaping]
-    _check_types(jax.eval_shape(lambda x, y: shaping(x, y, objective), _TERM, _TERM), _TERM)
+    _try_term(shaping, (_LOGP, _LOG_RATIO), _LOGP, objective)
   with user_code.refusing('objective.policy_loss', objective.policy_loss):
-    policy_loss = losses.POLICY_LOSSES[objective.policy_loss]
-    _check_types(jax.eval_shape(policy_loss, *[_TERM] * 4, _FLAG), (_TERM, _MASK))
+    policy_loss, ratio = losses.POLICY_LOSSES[objective.policy_loss], np.exp(_LOG_RATIO)
+    arguments = _LOGP, ratio, ratio.clip(0.8, 1.2), _LOG_RATIO[::-1], np.bool_(True)
+    _try_term(policy_loss, arguments, (_LOGP, _LOGP > 0))
   with user_code.refusing('replay.trajectory_selection', rule):
     if cost := trajectory_rules.RULES[rule]:
       logp = np.linspace(-0.5, -1.0, 64, dtype=np.float32)
@@ -148,6 +150,17 @@ def _first_update(config: optimizer.OptimizerConfig, params: dict[str, jax.Array
   storage.bit_sums(state)  # fails if a checkpoint cannot contain the state
   updates, new_state = transformation.update(params, state, params)
   return (jax.tree.map(jnp.float32, updates), new_state), (params, state)
+
+
+def _try_term(
+  function: Callable[..., Any], arrays: Sequence[Any], template: Any, *constants: Any
+) -> None:
+  """Try a loss term on a few tokens. Raises ValueError if it returns the wrong types or NaN."""
+  term = jax.jit(lambda *arrays: function(*arrays, *constants))
+  _check_types(jax.eval_shape(term, *arrays), template)
+  is_ours = getattr(function, '__module__', '') == losses.__name__  # computing it needs a device
+  if not is_ours and any(jnp.isnan(leaf).any() for leaf in jax.tree.leaves(term(*arrays))):
+    raise ValueError('for importance ratios from 0.37 to 2.7, it returned NaN')
 
 
 def _check_types(result: Any, template: Any, exact: bool = False) -> None:

@@ -409,6 +409,8 @@ TABLES = {
     ('objective.shaping', lambda _, log_ratio, __: log_ratio.mean(), r'returned float\[\], not'),
     ('objective.shaping', lambda _, log_ratio, __: log_ratio > 0, r'returned bool\[2, 3\], not'),
     ('objective.shaping', lambda _, __, config: config.gamma, "no attribute 'gamma'"),
+    ('objective.shaping', lambda _, ratio, __: jnp.log(ratio), 'ratios from .* returned NaN'),
+    ('objective.policy_loss', lambda _, r, __, a, ___: (a**0.5 * r, r > 2), 'returned NaN'),
     ('objective.policy_loss', lambda _, r, __, a, clip: (r * a, clip & (r > 2)), None),
     ('objective.policy_loss', lambda _, r, __, a, clip: [r * a, clip & (r > 2)], None),
     ('objective.policy_loss', lambda _, r, __, a, ___: r * a, r"not \('float\[2, 3\]', 'bool"),
