@@ -101,7 +101,10 @@ def _check_functions(config: RunConfig) -> None:
     check_numbers('optimizer.schedule', optimizer_config.schedule, rates, (2,), lowest=0)
   with user_code.refusing('optimizer.name', optimizer_config.name):
     if optimizer_config.name != 'adamw':  # compiling the trial takes a second
-      params = {'kernel': jnp.ones((2, 3)), 'scale': jnp.ones(3)}
+      # Named and stacked like a policy's, because an optimizer may treat parameters differently.
+      layers = {'mlp': {'up_DF': jnp.ones((2, 2, 3))}, 'mlp_norm': {'scale': jnp.ones((2, 3))}}
+      params = {'embedding_VD': jnp.ones((2, 3)), 'final_norm': {'scale': jnp.ones(3)}}
+      params['layers'] = layers
       outputs, template = jax.jit(functools.partial(_first_update, optimizer_config))(params)
       _check_types(outputs, template, exact=True)
       if sum(leaf.sum() for leaf in jax.tree.leaves(outputs[0])) < 0:
@@ -143,7 +146,7 @@ def _try_baseline(config: RunConfig) -> None:
       check_dropping(config)
 
 
-def _first_update(config: optimizer.OptimizerConfig, params: dict[str, jax.Array]) -> Any:
+def _first_update(config: optimizer.OptimizerConfig, params: dict[str, Any]) -> Any:
   """Return (updates, state) from a first update, and a template that has the required types."""
   transformation = optimizer.OPTIMIZERS[config.name](config)
   state = transformation.init(params)

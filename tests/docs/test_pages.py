@@ -382,6 +382,20 @@ def stateless(function):
   return optax.stateless(lambda updates, _: jax.tree.map(function, updates))
 
 
+def by_part(names):
+  """The optimizer that treats the policy's parts, named in a config file, differently."""
+  parts = {name: optax.scale_by_rms() for name in names}
+  return optax.partition(parts, {name: name for name in names})
+
+
+def by_size(of_matrices):
+  """The optimizer that treats stacked matrices differently from all other parameters."""
+  parts = {'stacked': of_matrices, 'others': optax.scale_by_adam()}
+  return optax.partition(
+    parts, lambda params: jax.tree.map(lambda x: ('others', 'stacked')[x.ndim > 2], params)
+  )
+
+
 def counting(step):
   """An optimizer whose only state is a number, to which it applies `step`."""
   return optax.GradientTransformation(
@@ -440,11 +454,14 @@ TABLES = {
     ('optimizer.name', lambda _: optax.adam(1e-3), 'and the gradient have opposite signs'),
     ('optimizer.name', lambda _: contrib.muon(-1.0), None),
     ('optimizer.name', lambda _: contrib.scale_by_muon(), 'pytree structure error'),
+    ('optimizer.name', lambda _: by_part({'embedding_VD', 'final_norm', 'layers'}), None),
+    ('optimizer.name', lambda _: by_part({'embedding_VD', 'layers'}), 'final_norm'),
+    ('optimizer.name', lambda _: by_size(stateless(jnp.mean)), r"'up_DF': 'float32\[\]'"),
     ('optimizer.name', lambda _: optax.identity, "no attribute 'init'"),
     ('optimizer.name', lambda _: optax.scale_by_factored_rms(min_dim_size_to_factor=2), None),
     ('optimizer.name', lambda _: optax.apply_if_finite(optax.identity(), 2), None),
     ('optimizer.name', lambda _: optax.add_noise(0.1, 0.5, 0), 'dtype=key'),
-    ('optimizer.name', lambda _: stateless(jnp.mean), r"'kernel': 'float32\[\]'"),
+    ('optimizer.name', lambda _: stateless(jnp.mean), r"'embedding_VD': 'float32\[\]'"),
     ('optimizer.name', lambda _: counting(lambda count: jnp.stack([count] * 3)), r'int32\[3\]'),
     ('optimizer.name', lambda _: counting(lambda count: count + 0.5), r"'float32\[\]'\)"),
     ('optimizer.name', lambda config: optax.scale_by_rms(config.decay), "no attribute 'decay'"),
