@@ -58,6 +58,7 @@ class Pool:
   """The workers for a config. They start on demand and exit with this process."""
 
   def __init__(self, config: EnvironmentConfig) -> None:
+    self._name = config.name
     count = config.workers or machine.count_cores()
     self._holders = [_Holder(config) for _ in range(count)]
     self._holder_of: dict[str, _Holder] = {}  # unfinished episodes by key
@@ -97,7 +98,7 @@ class Pool:
       {'key': '', 'begin': dataclasses.asdict(beginning(question, 0, False)), 'texts': ()}
       for question in questions
     ]
-    replies = self._send_all(questions, requests, f'{spec}: reset failed')
+    replies = self._send_all(questions, requests, f'reset failed for {spec},')
     return [reply['messages'] for reply in replies]
 
   def try_step(self, question: Question, spec: str) -> None:
@@ -118,7 +119,7 @@ class Pool:
       {'begin': dataclasses.asdict(beginning(question, seed)), 'turns': turns}
       for question, seed in zip(questions, seeds, strict=True)
     ]
-    replies = self._send_all(questions, requests, 'playing an episode failed')
+    replies = self._send_all(questions, requests, 'playing an episode failed for')
     return [
       [(text, Observation(*fields)) for text, fields in reply['episode']] for reply in replies
     ]
@@ -148,7 +149,10 @@ class Pool:
     replies = list[Values]()
     for question, future in zip(questions, futures, strict=True):
       if isinstance(reply := future.result(), Failure):
-        raise InputError(f'config.environment.name: {what} for row {question.row}: {reply.reason}')
+        raise InputError(
+          f'config.environment.name={self._name}: {what} row {question.row} ({reply.reason}). '
+          'Correct the environment or the row.'
+        )
       replies.append(reply)
     return replies
 

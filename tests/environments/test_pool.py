@@ -128,7 +128,10 @@ def test_an_environment_that_hangs_is_killed_in_time():
 def test_prompts_come_from_reset(workers):
   asked = [question(0), question(1, prompt='go')]
   assert workers.prompts(asked, 'game:test') == [said('begin'), said('go')]
-  message = r'name: game:test: reset failed for row 2: ValueError: 3 is not a valid message'
+  message = (
+    f'^config.environment.name={re.escape(CONFIG.name)}: reset failed for game:test, row 2 '
+    r'\(ValueError: 3 is not a valid message.*\)\. Correct the environment or the row\.$'
+  )
   with pytest.raises(InputError, match=message):
     workers.prompts([*asked, question(2, prompt=3)], 'game:test')
 
@@ -212,5 +215,5 @@ def test_a_class_that_cannot_be_used_is_refused(name, message):
 
 
 def test_demonstrations_need_a_demonstrate_method(workers):
-  with pytest.raises(InputError, match=r'row 0: .*no method demonstrate'):
+  with pytest.raises(InputError, match=r'row 0 \(.*no method demonstrate'):
     workers.demonstrations([question()], [0], 3)

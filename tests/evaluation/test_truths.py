@@ -225,7 +225,7 @@ def test_with_an_environment_an_episode_is_shown(tmp_path, jsonl):
   assert re.search('prompt   [|] a number in 1-64\n', text) and '| policy: 1\n' in text
   values.environment.name = 'tests.helpers.environments:Chance'
   text = preview.describe('guess:test[:1]', parse_config(values), None)
-  assert '  episode  | none: config.environment.name: playing an episode failed for row 0: ' in text
+  assert ':Chance: playing an episode failed for row 0 (' in text
   assert 'TypeError: Chance has no method demonstrate(rng)' in text
   rows = jsonl({'question': '1-9', 'answer': '3', 'board': 7})
   assert 'question, answer, board (the environment can' in preview.describe(
