@@ -10,7 +10,7 @@ import pytest
 from etils import epath
 
 from exgrpo_jax.algorithm.replay import Buffer
-from exgrpo_jax.datatypes import PartialGroup, Response, Span, Verdict
+from exgrpo_jax.datatypes import PartialGroup, Response, Span, Trajectory, Verdict
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.learner import buffer_files, checkpoint, storage
 from exgrpo_jax.rollout.sampler import EMPTY_RESPONSE
@@ -48,6 +48,13 @@ def of_rows(*rows, tokens=10):
 @pytest.mark.parametrize('buffer', BUFFERS.values(), ids=BUFFERS)
 def test_a_buffer_is_restored_exactly(buffer, write):
   write(1, buffer)
+
+
+def test_every_field_of_a_trajectory_is_stored(write):
+  """A field of another type than float, int or bool would get its default in a resumed run."""
+  with np.load(write(1, of_rows(0)) / 'index.npz') as columns:
+    fields = {field.name for field in dataclasses.fields(Trajectory)}
+    assert fields - {*columns} == {'tokens', 'logp'}  # in segments
 
 
 def test_a_segment_is_linked_while_half_of_it_is_in_the_buffer(write):
