@@ -106,9 +106,9 @@ class Pool:
     begin = dataclasses.asdict(beginning(question, 0, False))
     request = {'key': '', 'begin': begin, 'texts': [_TRIAL]}
     try:
-      self._send_all([question], [request], f'{spec}: step({_TRIAL!r}) failed')
+      self._send_all([question], [request], f'step({_TRIAL!r}) failed for {spec},')
     except InputError as error:
-      hosts.warn(f'{error}. Such an episode counts as failed, with reward 0.')
+      hosts.warn(f'{error} Such an episode counts as failed, with reward 0.')
     self._holders[0].ask({'key': '', 'begin': None, 'texts': ()})
 
   def demonstrations(

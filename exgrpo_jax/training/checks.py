@@ -158,12 +158,18 @@ def _first_update(config: optimizer.OptimizerConfig, params: dict[str, Any]) -> 
 def _try_term(
   function: Callable[..., Any], arrays: Sequence[Any], template: Any, *constants: Any
 ) -> None:
-  """Try a loss term on a few tokens. Raises ValueError if it returns the wrong types or NaN."""
-  term = jax.jit(lambda *arrays: function(*arrays, *constants))
-  _check_types(jax.eval_shape(term, *arrays), template)
-  is_ours = getattr(function, '__module__', '') == losses.__name__  # computing it needs a device
-  if not is_ours and any(jnp.isnan(leaf).any() for leaf in jax.tree.leaves(term(*arrays))):
-    raise ValueError('for importance ratios from 0.37 to 2.7, it returned NaN')
+  """Try a loss term on a few tokens. Raises ValueError for wrong types, NaN or a NaN gradient."""
+  _check_types(jax.eval_shape(lambda *arrays: function(*arrays, *constants), *arrays), template)
+  if getattr(function, '__module__', '') == losses.__name__:  # computing it needs a device
+    return
+
+  def total(*arrays: Any) -> jax.Array:
+    return jax.tree.leaves(function(*arrays, *constants))[0].sum()
+
+  term, gradients = jax.jit(jax.value_and_grad(total, argnums=(0, 1)))(*arrays)
+  for name, values in (('NaN', term), ('a term whose gradient is NaN', jnp.stack(gradients))):
+    if jnp.isnan(values).any():
+      raise ValueError(f'for importance ratios from 0.37 to 2.7, it returned {name}')
 
 
 def _check_types(result: Any, template: Any, exact: bool = False) -> None:

@@ -295,7 +295,7 @@ def test_a_rule_that_returns_nan_for_a_question_is_refused(monkeypatch):
   rule = lambda questions: np.where(questions.age_N > 3, np.nan, 0.0)  # noqa: E731
   monkeypatch.setitem(replay.question_rules.RULES, 'mine', rule)
   buffer = replay.Buffer({n: entry(0.5, 1, trajectory(n)) for n in range(5)}, started=True)
-  with pytest.raises(InputError, match="question_selection='mine': the rule returned NaN"):
+  with pytest.raises(InputError, match=r"question_selection: 'mine' .*returned nan at index"):
     draw(buffer, dataclasses.replace(PAPER, question_selection='mine'), step=5)
 
 

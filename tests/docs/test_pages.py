@@ -424,6 +424,11 @@ TABLES = {
     ('objective.shaping', lambda _, log_ratio, __: log_ratio > 0, r'returned bool\[2, 3\], not'),
     ('objective.shaping', lambda _, __, config: config.gamma, "no attribute 'gamma'"),
     ('objective.shaping', lambda _, ratio, __: jnp.log(ratio), 'ratios from .* returned NaN'),
+    (
+      'objective.shaping',
+      lambda _, r, __: jnp.where(r > 0, r, abs(r) ** 0.5 * 0),
+      'gradient is NaN',
+    ),
     ('objective.policy_loss', lambda _, r, __, a, ___: (a**0.5 * r, r > 2), 'returned NaN'),
     ('objective.policy_loss', lambda _, r, __, a, clip: (r * a, clip & (r > 2)), None),
     ('objective.policy_loss', lambda _, r, __, a, clip: [r * a, clip & (r > 2)], None),

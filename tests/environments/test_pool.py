@@ -142,7 +142,7 @@ def test_a_step_that_fails_is_warned_of(workers, monkeypatch, capfd, turn):
   for text, is_warned_of in (('4', False), (turn, True)):
     monkeypatch.setattr(pool, '_TRIAL', text)
     pool.with_prompts(QuestionSet('game', Rows([3]), []), workers, tokenizer, None, 2, 'drop')
-    warning = f'WARNING: config.environment.name: game: step({turn!r}) failed for row 3: '
+    warning = f': step({turn!r}) failed for game, row 3 ('
     assert (warning in capfd.readouterr().err) == is_warned_of
 
 

@@ -99,7 +99,9 @@ def test_a_tie_goes_to_the_oldest():
 def test_a_rule_that_returns_nan_is_refused_unless_the_policy_is_broken(entropy, monkeypatch):
   monkeypatch.setitem(RULES, 'mine', lambda _: np.nan)
   scores = lambda some: [ReplayScores(*np.full((4, 1), entropy)) for _ in some]  # noqa: E731
-  refusal = pytest.raises(InputError, match="trajectory_selection='mine': the rule returned NaN")
+  refusal = pytest.raises(
+    InputError, match=r"trajectory_selection: 'mine' .*returned nan at index \[0\]"
+  )
   with contextlib.nullcontext() if np.isnan(entropy) else refusal:
     scoring.pick('mine', [[trajectory(3), trajectory(3)]], scores, np.random.default_rng(0))
 
