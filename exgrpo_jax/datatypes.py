@@ -240,6 +240,7 @@ def at_own(sequence: TokenSequence, x_N: np.ndarray) -> np.ndarray:
 class ReplayScores:
   """Scores of a replayed trajectory under the current policy; T excludes environment tokens."""
 
+  trajectory: Trajectory
   logp: np.ndarray  # [T] float32, nats
   entropy: np.ndarray  # [T] float32, nats
   shaped: np.ndarray  # [T] float32, `objective.shaped_ratios`; recorded, not used by the loss

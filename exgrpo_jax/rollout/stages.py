@@ -419,8 +419,7 @@ def pick_replays(
   Returns the trajectories and their scores; both are None for a fresh question. By default, the
   trajectory with the lowest mean token entropy under the current policy is picked; ties go to the
   oldest. A lone candidate is scored too, because the step records its scores. Without
-  `objective.importance_correction`, the current policy's log-probabilities replace the picked
-  trajectory's. The buffer is not modified.
+  `objective.importance_correction`, the returned trajectories have current log-probabilities.
   """
   rule, stored = rollout.replay_config.trajectory_selection, plan.candidates
   if rule == 'valid_steps':
@@ -457,9 +456,10 @@ def _score_replays(
   config, mesh = rollout.objective_config, rollout.meshes.training
   denominators = past_logps if config.importance_correction else logps
   shaped_ratios = scoring.shaped_ratios(config, mesh, logps, denominators)
+  columns = zip(candidates, logps, entropies, shaped_ratios, past_logps)
   return [
-    ReplayScores(logp=logp, entropy=entropy, shaped=shaped, log_ratio=logp - past_logp)
-    for logp, entropy, shaped, past_logp in zip(logps, entropies, shaped_ratios, past_logps)
+    ReplayScores(trajectory, logp, entropy, shaped, log_ratio=logp - past_logp)
+    for (_, trajectory), logp, entropy, shaped, past_logp in columns
   ]
 
 

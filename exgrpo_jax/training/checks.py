@@ -87,7 +87,8 @@ def _check_functions(config: RunConfig) -> None:
   with user_code.refusing('replay.trajectory_selection', rule):
     if cost := trajectory_rules.RULES[rule]:
       logp = np.linspace(-0.5, -1.0, 64, dtype=np.float32)
-      value: Any = cost(ReplayScores(logp, entropy=-logp, shaped=-logp, log_ratio=logp))
+      trajectory = Trajectory(np.zeros(64, np.int32), logp, reward=1.0, step=1)
+      value: Any = cost(ReplayScores(trajectory, logp, -logp, shaped=-logp, log_ratio=logp))
       if np.ndim(value) or value is None or np.isnan(value):
         raise ValueError(f'it returned {reprlib.repr(value)}, not a number')
   with user_code.refusing('replay.question_selection', selection):

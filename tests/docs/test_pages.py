@@ -295,7 +295,7 @@ def test_a_selection_rule():
     Trajectory(np.zeros(length, np.int32), np.zeros(length, np.float32), 1.0, step=1)
     for length in (3, 2)
   ]
-  scored = [ReplayScores(*np.zeros((4, length), np.float32)) for length in (3, 2)]
+  scored = [ReplayScores(row, *np.zeros((4, len(row.logp)), np.float32)) for row in stored]
   picked, _ = scoring.pick(kind, [stored], lambda _: scored, np.random.default_rng(0))
   assert picked == [stored[1]]
 
@@ -508,7 +508,7 @@ def test_an_added_function_that_returns_something_invalid_during_training_is_nam
     elif key == 'objective.baseline':
       advantages.group_advantages(np.eye(2, 4, dtype=np.float32), baseline='mine')
     else:
-      scores = [ReplayScores(*np.zeros((4, 2), np.float32))]
+      scores = [ReplayScores(stored, *np.zeros((4, 2), np.float32))]
       scoring.pick('mine', [[stored]], lambda _: scores, rng)
 
 

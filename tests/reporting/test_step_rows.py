@@ -353,7 +353,7 @@ def test_the_variance_of_ratios_counted_by_hand(recorded, ratios, variance):
   zero_T = np.zeros(2, np.float32)
   replays, scores = [None] * Q, [None] * Q
   replays[0] = Trajectory(tokens=np.array([5, 1], np.int32), logp=past_T, reward=1.0, step=0)
-  scores[0] = ReplayScores(logp=now_T, entropy=zero_T, shaped=zero_T, log_ratio=zero_T)
+  scores[0] = ReplayScores(replays[0], now_T, zero_T, shaped=zero_T, log_ratio=zero_T)
   responses = [step.responses[0][: K - 1], *step.responses[1:]]
   verdicts = [step.verdicts[0][: K - 1], *step.verdicts[1:]]
   changed = dict(replays=replays, scores=scores, responses=responses, verdicts=verdicts)

@@ -35,8 +35,8 @@ def pick(kind, stored=STORED, seed=0):
     values = [SCORES[one.step] for _, one in candidates]
     changes = [np.float32(LOG_RATIO[one.step]) for _, one in candidates]
     return [
-      ReplayScores(np.float32([p]), np.float32([h]), np.ones(1), change)
-      for (h, p), change in zip(values, changes)
+      ReplayScores(one, np.float32([p]), np.float32([h]), np.ones(1), change)
+      for (_, one), (h, p), change in zip(candidates, values, changes)
     ]
 
   picked, scores = scoring.pick(kind, stored, score, np.random.default_rng(seed))
@@ -90,7 +90,7 @@ def test_a_tie_goes_to_the_oldest():
     assert scoring.pick(
       kind,
       [[first, second]],
-      lambda some: [ReplayScores(*np.ones((4, 1))) for _ in some],
+      lambda some: [ReplayScores(one, *np.ones((4, 1))) for _, one in some],
       np.random.default_rng(0),
     )[0] == [first], kind
 
@@ -98,7 +98,7 @@ def test_a_tie_goes_to_the_oldest():
 @pytest.mark.parametrize('entropy', [1.0, np.nan])
 def test_a_rule_that_returns_nan_is_refused_unless_the_policy_is_broken(entropy, monkeypatch):
   monkeypatch.setitem(RULES, 'mine', lambda _: np.nan)
-  scores = lambda some: [ReplayScores(*np.full((4, 1), entropy)) for _ in some]  # noqa: E731
+  scores = lambda some: [ReplayScores(one, *np.full((4, 1), entropy)) for _, one in some]  # noqa: E731
   refusal = pytest.raises(
     InputError, match=r"trajectory_selection: 'mine' .*returned nan at index \[0\]"
   )

@@ -420,7 +420,7 @@ def test_replayed_rows_that_do_not_train_leave_the_second_moment_of_the_others_a
   nothing, log_ratios = np.zeros(1, np.float32), np.float32([[0.3, 0.1], [0.01, 0.01]])
   fresh = Response(np.int32([1]), nothing, entropy=nothing, truncated=False)
   stored = Trajectory(np.int32([2, 3]), np.zeros(2, np.float32), reward=1.0, step=1)
-  scores = [ReplayScores(logp=x, entropy=x, shaped=x, log_ratio=x) for x in log_ratios]
+  scores = [ReplayScores(stored, x, entropy=x, shaped=x, log_ratio=x) for x in log_ratios]
   right, wrong = Verdict(1.0, 'correct'), Verdict(0.0, 'wrong')
   plan = Plan(2, Cursor(), True, (None,) * 2, (np.int32([5]),) * 2, ((stored,),) * 2, (True,) * 2)
   trained = GradedGroups(plan, [[fresh] * 3] * 2, [[right, wrong, wrong], [wrong] * 3])
