@@ -218,8 +218,8 @@ def run(
         raise InputError(f"'{words[0]}': this is not a flag. Write flags as --name=value.")
       with hosts.joined(_meeting(args)) if on_all_hosts else contextlib.nullcontext():
         main(args, *words)
-    except InputError as error:
-      refuse(_in_flags(args, error))
+    except (InputError, ImportError) as error:
+      refuse(_for_user(args, error))
 
   with _closed_output():
     app.run(run_main, flags_parser=_parse_flags)
@@ -252,8 +252,12 @@ def refuse(error: InputError) -> NoReturn:
   sys.exit(error.status)
 
 
-def _in_flags(args: Args, error: InputError) -> InputError:
-  """Name the flags in a message instead of the settings that they set."""
+def _for_user(args: Args, error: InputError | ImportError) -> InputError:
+  """Name the flags in a message instead of the settings that they set, or a missing package."""
+  if isinstance(error, ImportError):
+    if 'gcsfs' not in str(error):
+      raise error
+    return InputError("gs:// paths need gcsfs. Run pip install -e '.[gcs]'.")
   message = str(error)
   for flag, key in _SETTINGS.items():
     given = getattr(args, flag, None)

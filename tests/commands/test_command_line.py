@@ -1,6 +1,7 @@
 """The command line: configs by name or path, flags, and refusals in one line."""
 
 import errno
+import importlib.util
 import pkgutil
 import shlex
 import signal
@@ -69,6 +70,13 @@ def test_a_tilde_is_the_home_folder_in_every_path_flag(tmp_path, command):
 def test_a_bucket_for_prepared_data_is_refused_with_the_name_of_the_variable():
   command = ['check', '--config=smoke', '--workdir=w', '--config.data.cache_dir=']
   assert_refused(forked.run_one(command, TFDS_DATA_DIR='gs://b/x'), 'error: TFDS_DATA_DIR=gs://b/x')
+
+
+@pytest.mark.full
+@pytest.mark.skipif(importlib.util.find_spec('gcsfs') is not None, reason='gcsfs is installed')
+def test_a_bucket_without_its_package_is_refused():
+  command = ['export', '--model=tests/checkpoints/qwen2_tied', '--out=gs://b/x']
+  assert_refused(forked.run_one(command), "gs:// paths need gcsfs. Run pip install -e '.[gcs]'.")
 
 
 def caused_by(error):
