@@ -22,7 +22,7 @@ from exgrpo_jax.evaluation import scores
 from exgrpo_jax.sweeps import sweep
 from studies import commands, protocol, runs, study
 from studies.protocols import reuse_rates
-from tests.helpers import forked
+from tests.helpers import fake_trainer, forked
 from tests.helpers.paths import REPOSITORY
 
 FIELDS = {
@@ -39,12 +39,12 @@ RUNS = ['sums,exgrpo,seed=0', 'sums,exgrpo,seed=1', 'sums,grpo,seed=0', 'sums,gr
 
 
 def replace_trainer(patch):
-  patch.setattr(sweep, 'TRAINER', ('tests.helpers.fake_trainer',))
+  patch.setattr(sweep, 'TRAINER', fake_trainer.command())
   patch.setenv('PYTHONPATH', str(REPOSITORY))
 
 
 @pytest.fixture(autouse=True)
-def fake_trainer(monkeypatch):
+def train_nothing(monkeypatch):
   """Make all runs use fake_trainer.py."""
   replace_trainer(monkeypatch)
 
@@ -398,7 +398,7 @@ def test_a_study_that_compares_gradients_is_trained_by_the_command_of_this_folde
   _, planned = study.plan(protocol.load(path), 'w')
   plain = study.plan(protocol.load(write_study()), 'w')[1]
   for cell, trial in planned.items():
-    flags = plain[cell].arguments[2:]
+    flags = plain[cell].arguments[1 + len(sweep.TRAINER) :]
     assert trial.arguments == ['-m', 'studies', 'train', *flags, '--align_every=7']
 
 

@@ -4,26 +4,30 @@ Step s of a run evaluates to replay.ratio + seed / 10 + s / 100, with a tenth of
 is objective.kl_coefficient times the seed. A training step replays a question, generates 100 tokens
 and takes 5 seconds, 2 of them for its evaluation.
 The trials named in FAKE_FAILS fail after step 0, those in FAKE_HANGS then hang for ten minutes.
+Its first argument has the values of smoke.py, which would import JAX: that takes seconds.
 """
 
 import json
+import math
 import os
 import pathlib
 import re
+import sys
 import time
 
 from absl import app, flags
-from ml_collections import config_flags
+from ml_collections import ConfigDict, config_flags
 
-from tests.helpers.paths import REPOSITORY
 
-CONFIG = config_flags.DEFINE_config_file('config')
-WORKDIR = flags.DEFINE_string('workdir', None, '')
-flags.DEFINE_integer('num_processes', None, '')
+def command():
+  """What to set sweep.TRAINER to."""
+  from exgrpo_jax.configs import smoke
+
+  return 'tests.helpers.fake_trainer', repr(smoke.get_config().to_dict())
 
 
 def main(_):
-  config, workdir = CONFIG.value, pathlib.Path(WORKDIR.value)
+  config, workdir = flags.FLAGS.config, pathlib.Path(flags.FLAGS.workdir)
   config_file = workdir / 'config.json'
   values = json.loads(json.dumps(config.to_dict()))
   assert not config_file.exists() or json.loads(config_file.read_text()) == values
@@ -50,11 +54,10 @@ def main(_):
   (workdir / 'report.html').write_bytes(b'')
 
 
-def parse_flags(argv):
-  """Takes a config by name too. `cli` would do it, but imports JAX, which takes seconds."""
-  configs = rf'--config={REPOSITORY}/configs/\1.py'
-  return app.parse_flags_with_usage([re.sub(r'^--config=(\w+)$', configs, arg) for arg in argv])
-
-
 if __name__ == '__main__':
-  app.run(main, flags_parser=parse_flags)
+  values = eval(sys.argv.pop(1), {'inf': math.inf})
+  assert re.fullmatch(r'--config=(.*/configs/smoke\.py|smoke)', sys.argv.pop(1))
+  config_flags.DEFINE_config_dict('config', ConfigDict(values))
+  flags.DEFINE_string('workdir', None, '')
+  flags.DEFINE_integer('num_processes', None, '')
+  app.run(main)

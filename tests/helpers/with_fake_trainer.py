@@ -7,8 +7,9 @@ import importlib
 import sys
 
 from exgrpo_jax.sweeps import sweep
+from tests.helpers import fake_trainer
 
 if __name__ == '__main__':
-  sweep.TRAINER = ('tests.helpers.fake_trainer',)
+  sweep.TRAINER = fake_trainer.command()
   package = 'studies' if sys.argv[1] == 'run' else 'exgrpo_jax'
   importlib.import_module(f'{package}.__main__').main()

@@ -10,8 +10,8 @@ import pytest
 from exgrpo_jax.configs import smoke
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.sweeps import slurm, sweep, trials
-from tests.helpers import forked
-from tests.helpers.devices import caching
+from tests.helpers import fake_trainer, forked
+from tests.helpers.devices import caching, devices_of
 from tests.helpers.paths import REPOSITORY
 
 pytestmark = pytest.mark.full
@@ -69,7 +69,7 @@ def run_job(cluster, job, indices, **environment):
 @pytest.fixture
 def submit(write_sweep, tmp_path, monkeypatch):
   """A function that submits four trials of the fake trainer with the given options."""
-  monkeypatch.setattr(sweep, 'TRAINER', ('tests.helpers.fake_trainer',))
+  monkeypatch.setattr(sweep, 'TRAINER', fake_trainer.command())
   path, workdir = write_sweep("trials.grid({'seed': range(4)})"), str(tmp_path / 'two words')
   config = str(REPOSITORY / 'configs' / 'smoke.py')
 
@@ -145,7 +145,7 @@ def test_trials_with_epochs_train_as_an_array_job_and_the_next_call_writes_the_t
   config.write_text(
     'from tests.helpers import tiny\n\ndef get_config():\n'
     f'  config = tiny.values({data.train!r}, {data.evaluation!r})\n'
-    f'  config.data.cache_dir, config.warm_start.num_updates = {data.cache!r}, 1\n  return config\n'
+    f'  config.data.cache_dir, config.warm_start.num_updates = {data.cache!r}, 0\n  return config\n'
   )
   path = write_sweep("trials.grid({'num_epochs': [.5, .75]})")
   command = ['sweep', '--launcher=slurm', f'--sweep={path}', f'--config={config}']
@@ -153,7 +153,7 @@ def test_trials_with_epochs_train_as_an_array_job_and_the_next_call_writes_the_t
   first = forked.run_one(command)
   assert first.status == 0 and 'submitted 2 trials as job 7;' in first.out, first
   assert 'No trial has finished yet' in first.out and not first.used_device
-  run_job(cluster, 7, [0, 1], **caching(compiled), JAX_PLATFORMS='cpu', HOME=str(tmp_path))
+  run_job(cluster, 7, [0, 1], **caching(compiled), **devices_of(1), HOME=str(tmp_path))
   second = forked.run_one(command)
   assert second.status == 0 and '2 of 2 trials finished, 0 in the queue' in second.out, second
   assert f'table: {tmp_path}/runs/sweep.md' in second.out

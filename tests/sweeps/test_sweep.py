@@ -23,7 +23,7 @@ from exgrpo_jax.experiment import config_files
 from exgrpo_jax.reporting import metrics
 from exgrpo_jax.runtime.workdir import check_workdir
 from exgrpo_jax.sweeps import launcher, sweep, trials
-from tests.helpers import forked
+from tests.helpers import fake_trainer, forked
 from tests.helpers.forked import is_running
 from tests.helpers.paths import REPOSITORY
 
@@ -36,9 +36,9 @@ TWO_BY_TWO = "trials.grid({'replay.ratio': [0., .25], 'seed': range(2)})"
 
 
 @pytest.fixture(autouse=True)
-def fake_trainer(monkeypatch):
+def train_nothing(monkeypatch):
   """Let fake_trainer.py run the trials."""
-  monkeypatch.setattr(sweep, 'TRAINER', ('tests.helpers.fake_trainer',))
+  monkeypatch.setattr(sweep, 'TRAINER', fake_trainer.command())
   monkeypatch.setenv('PYTHONPATH', str(REPOSITORY))
 
 
