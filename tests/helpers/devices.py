@@ -3,12 +3,10 @@
 import os
 import pathlib
 import socket
-import subprocess
-import sys
 import time
 
 from tests.helpers import forked
-from tests.helpers.paths import REPOSITORY, TINY_CONFIG
+from tests.helpers.paths import TINY_CONFIG
 
 
 def environment(num_devices):
@@ -50,21 +48,11 @@ jax.distributed.initialize('localhost:{free_port()}', num_processes=2,
 def in_two_processes(script, environments, status=0):
   """Runs `script` in two processes of four devices each, with more in the environment of each.
 
-  Both must end with `status`.
+  Both must end with `status`. JAX is imported before it gets that environment.
   """
-  hosts = [
-    subprocess.Popen(
-      [sys.executable, '-c', script],
-      cwd=REPOSITORY,
-      env=environment(4) | own,
-      text=True,
-      stdout=subprocess.DEVNULL,
-      stderr=subprocess.PIPE,
-    )
-    for own in environments
-  ]
-  messages = [host.communicate(timeout=300)[1] for host in hosts]
-  assert [host.returncode for host in hosts] == [status] * 2, '\n'.join(messages)
+  hosts = [forked.start(['-c', script], **devices_of(4), **own) for own in environments]
+  outcomes = [host.wait() for host in hosts]
+  assert [one.status for one in outcomes] == [status] * 2, '\n'.join(one.err for one in outcomes)
 
 
 # ---- The processes of a run ----

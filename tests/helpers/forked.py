@@ -104,6 +104,7 @@ def start(command, has_reader=True, log=None, **environment):
 
   Args:
     command: a module and its arguments; a module of exgrpo_jax may be named without the package.
+      Or '-c' and a program.
     has_reader: whether somebody reads what it prints, unlike before `| head` once that has ended.
     log: a file for all that it prints, which its Outcome then lacks.
     **environment: added to its environment. Of JAX's settings those count that are texts or floats.
@@ -216,7 +217,11 @@ def _become(command, writer):
   sys.orig_argv = [sys.executable, '-m', module, *words]
   status = 0
   try:
-    runpy.run_module(module, run_name='__main__', alter_sys=True)
+    if name == '-c':
+      exec(arguments[0], {'__name__': '__main__'})
+      sys.modules['jax'].distributed.shutdown()  # as at the end of a process of its own
+    else:
+      runpy.run_module(module, run_name='__main__', alter_sys=True)
   except SystemExit as ended:
     status = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
     if isinstance(ended.code, str):
