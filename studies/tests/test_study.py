@@ -370,7 +370,7 @@ NAMES += ['reuse_parts:rates', 'reuse_parts:2.5e-5']
 @pytest.mark.parametrize('name', NAMES)
 def test_every_study_of_the_folder_can_be_run(name, tmp_path):
   chosen = protocol.load(name)
-  seeds = chosen.study.seeds[:2]  # the other seeds differ in nothing else, and take as long to plan
+  seeds = chosen.study.seeds[:1]  # the other seeds differ in nothing else, and take as long to plan
   fewer = chosen._replace(study=dataclasses.replace(chosen.study, seeds=seeds))
   _, planned = study.plan(fewer, str(tmp_path / 'runs'))
   assert len(planned) == len(chosen.study.arms) * len(chosen.study.settings) * len(seeds)
