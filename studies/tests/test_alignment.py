@@ -3,8 +3,6 @@
 import copy
 import dataclasses
 import math
-import subprocess
-import sys
 import types
 
 import jax
@@ -19,8 +17,7 @@ from exgrpo_jax.policy import model
 from exgrpo_jax.reporting import metrics
 from studies import alignment
 from studies.alignment import Alignment
-from tests.helpers import devices, losses, meshes, recording, tiny
-from tests.helpers.paths import REPOSITORY
+from tests.helpers import devices, forked, losses, meshes, recording, tiny
 from tests.learner import test_gradients
 
 
@@ -109,8 +106,8 @@ def alignment_on(mesh):
 
 def test_gradients_are_compared_on_eight_devices_as_on_one():
   script = 'from studies.tests import test_alignment; test_alignment.compare_layouts()'
-  environment = devices.environment(8)
-  subprocess.run([sys.executable, '-c', script], cwd=REPOSITORY, env=environment, check=True)
+  outcome = forked.run_one(['-c', script], **devices.devices_of(8))
+  assert outcome.status == 0, outcome.err
 
 
 # ---- In a real run, measuring changes nothing else ----
