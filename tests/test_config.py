@@ -112,6 +112,9 @@ def test_an_unknown_name_is_answered_with_the_nearest_or_with_all():
     ('inner.kl_loss_coef', r"verl's kl_loss_coef is config\.objective\.kl_coefficient here"),
     ('num_iterations', r"TRL's num_iterations is config\.optimizer\.epochs here\."),
     ('ppo_epochs', r"verl's ppo_epochs is config\.optimizer\.epochs here\."),
+    ('lora_r', r"TRL's lora_r is config\.lora\.rank here\."),
+    ('lora_dropout', r"TRL's lora_dropout has no setting here; there is no dropout"),
+    ('environment_factory', r"TRL's environment_factory is config\.environment\.tools here; with"),
     ('use_vllm', r"TRL's use_vllm has no setting here; sampling is a JAX program"),
   ],
 )
