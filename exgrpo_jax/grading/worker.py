@@ -137,7 +137,9 @@ def _reward(
 
 def checked(judgement: Judgement) -> Judgement:
   """Return a verifier's result; raises ValueError if it is not a valid Judgement."""
-  outcome, answer = judgement
+  # User code may return anything.
+  is_pair = isinstance(judgement, tuple | list) and len(judgement) == 2
+  outcome, answer = judgement if is_pair else ('', None)
   if outcome not in verifier.OUTCOMES or not (answer is None or isinstance(answer, str)):
     raise ValueError(
       f'judge returned {judgement!r}, but must return a pair: an outcome (one of '

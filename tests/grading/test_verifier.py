@@ -342,16 +342,18 @@ def test_a_bad_case_is_refused_with_its_line(tmp_path, line, named):
 
 class Returning:
   def judge(self, response, question):
-    return {'upper': ('CORRECT', question.answer), 'number': ('correct', 5)}[response]
+    pairs = {'upper': ('CORRECT', question.answer), 'number': ('correct', 5)}
+    return {**pairs, 'bool': True, 'text': 'correct', 'nothing': None}[response]
 
 
-@pytest.mark.parametrize('response', ['upper', 'number', 'an error'])
+@pytest.mark.parametrize('response', ['upper', 'number', 'bool', 'text', 'nothing', 'an error'])
 def test_a_verifier_that_fails_is_refused_with_the_line_of_the_case(tmp_path, response):
   path = written(tmp_path, {'gold': '5', 'response': response})
   spec = f'{__name__}:Returning'
   with pytest.raises(InputError, match=rf'{path}:1: config.grading.verifier: .*Returning'):
     score(path, verifier.ANYTHING, 'math', spec)
-  with pytest.raises(InputError, match=r'config.grading.verifier: .*Returning'):
+  reason = 'KeyError' if response == 'an error' else 'judge returned .*, but must return a pair'
+  with pytest.raises(InputError, match=rf'config.grading.verifier: .*Returning.*{reason}'):
     explain(response, '5', spec=spec)
 
 
