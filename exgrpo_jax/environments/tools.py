@@ -166,7 +166,7 @@ def describe(function: Callable[..., Any]) -> dict[str, Any]:
   """Describe a function as a JSON schema, based on its type hints and Google-style docstring.
 
   Raises ValueError if the function has no docstring, or if a parameter has no type hint, no
-  description, or a type that JSON cannot represent.
+  description, or a type that JSON cannot represent, or if it cannot be passed by name.
   """
   name = function.__name__
   purpose, descriptions, return_description = _docstring(name, inspect.getdoc(function) or '')
@@ -177,6 +177,8 @@ def describe(function: Callable[..., Any]) -> dict[str, Any]:
       raise ValueError(f'parameter {parameter.name} of {name} has no type hint')
     if parameter.name not in descriptions:
       raise ValueError(f'parameter {parameter.name} of {name} is not described under Args:')
+    if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
+      raise ValueError(f'parameter {parameter.name} of {name} cannot be passed by name')
     schema = _schema(hints[parameter.name], f'parameter {parameter.name} of {name}')
     properties[parameter.name] = {**schema, 'description': descriptions[parameter.name]}
     if parameter.default is parameter.empty:

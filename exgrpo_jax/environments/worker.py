@@ -48,11 +48,18 @@ class Beginning:
 def _load(setup: Mapping[str, Any], say: Say) -> tuple[Reply, Callable[[dict[str, Any]], Reply]]:
   """Import the class and its tools; see server.Load."""
   sources, descriptions = list[Callable[..., Any]](), list[dict[str, Any]]()
+  names = set[str]()
   for spec in setup['tools']:
     with user_code.refusing('environment.tools', spec):
       say('environment.tools', spec, 'importing it')
       sources.append(user_code.load(spec))
-      descriptions += map(tools.describe, tools.Tools(sources[-1:]).functions.values())
+      functions = tools.Tools(sources[-1:]).functions
+      if not functions:
+        raise ValueError(f'{spec} has no public method that could be a tool')
+      for name in names.intersection(functions):
+        raise ValueError(f'there is another tool named {name}')
+      names.update(functions)
+      descriptions += map(tools.describe, functions.values())
   with user_code.refusing('environment.name', setup['spec']):
     say('environment.name', setup['spec'], 'importing it')
     make = user_code.load(setup['spec'], 'Class')

@@ -87,7 +87,16 @@ def odd_type(x: complex):
   pass
 
 
-odd_type.__doc__ = no_hint.__doc__
+def by_position(x: int, /):
+  pass
+
+
+def any_number(*x: int):
+  pass
+
+
+for function in (odd_type, by_position, any_number):
+  function.__doc__ = no_hint.__doc__
 
 
 @pytest.mark.parametrize(
@@ -97,6 +106,8 @@ odd_type.__doc__ = no_hint.__doc__
     (no_line, 'parameter x of no_line is not described under Args:'),
     (no_words, 'no_words has no docstring'),
     (odd_type, 'parameter x of odd_type has the type .*complex'),
+    (by_position, 'parameter x of by_position cannot be passed by name'),
+    (any_number, 'parameter x of any_number cannot be passed by name'),
   ],
 )
 def test_a_function_that_cannot_be_described_is_refused(function, message):
@@ -304,6 +315,11 @@ def described(*tools):
   return Pool(settings.EnvironmentConfig(name='tools', tools=tools, workers=1)).tools()
 
 
+class Idle:
+  def reset(self, **_):
+    return ''
+
+
 @pytest.mark.full
 def test_the_worker_describes_functions_and_the_methods_of_classes():
   spec = 'exgrpo_jax.environments.expressions:calculate'
@@ -312,6 +328,10 @@ def test_the_worker_describes_functions_and_the_methods_of_classes():
     described(f'{spec}_')
   with pytest.raises(InputError, match=r'tools: .*parameter path of listdir has no type hint'):
     described('os:listdir')
+  with pytest.raises(InputError, match=r"tools: .*:Shop' .*there is another tool named buy"):
+    described(f'{__name__}:Shop', f'{__name__}:Shop')
+  with pytest.raises(InputError, match=r'tools: .*Idle has no public method'):
+    described(f'{__name__}:Idle')
 
 
 def test_tools_without_a_function_are_refused():
