@@ -214,10 +214,14 @@ def _docstring(name: str, text: str) -> tuple[str, dict[str, str], str]:
 def _schema(hint: Any, where: str) -> dict[str, Any]:
   """Convert a type hint to a JSON schema."""
   origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+  if hint is Any:
+    return {}
   if hint in _TYPES:
     return {'type': _TYPES[hint]}
   if origin is typing.Literal and len(kinds := {type(value) for value in arguments}) == 1:
     return {'type': _TYPES[kinds.pop()], 'enum': list(arguments)}
+  if origin is dict and arguments:
+    return {'type': 'object', 'additionalProperties': _schema(arguments[1], where)}
   if hint is list or origin is list:
     return {'type': 'array', **({'items': _schema(arguments[0], where)} if arguments else {})}
   if origin in (typing.Union, types.UnionType) and len(arguments) == 2 and type(None) in arguments:
@@ -225,5 +229,5 @@ def _schema(hint: Any, where: str) -> dict[str, Any]:
     return {**_schema(other, where), 'nullable': True}
   names = ', '.join(kind.__name__ for kind in _TYPES)
   raise ValueError(
-    f'{where} has the type {hint}, but only {names}, list, Literal and None are supported'
+    f'{where} has the type {hint}, but only {names}, list, Literal, Any and None are supported'
   )

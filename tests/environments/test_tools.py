@@ -1,7 +1,7 @@
 """Tools: descriptions of functions, parsing of calls, and replies to the model."""
 
 import asyncio
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 
@@ -19,6 +19,8 @@ def weather(
   unit: Literal['c', 'f'] = 'c',
   tags: list[str] | None = None,
   more: dict = {},  # noqa: B006
+  limits: dict[str, list[float]] | None = None,
+  note: Any = None,
 ) -> str:
   """Tells the weather.
 
@@ -32,11 +34,13 @@ def weather(
     unit: of temperature
     tags: what to look for
     more: whatever
+    limits: per day
+    note: to the reader
 
   Returns:
     A text.
   """
-  assert unit == 'c' and tags is None and more == {}
+  assert unit == 'c' and tags is limits is note is None and more == {}
   return 'rain, ' * (days * len(city))
 
 
@@ -55,6 +59,13 @@ DESCRIBED = {
         'unit': {'type': 'string', 'enum': ['c', 'f'], 'description': 'of temperature'},
         'tags': STRINGS | {'nullable': True, 'description': 'what to look for'},
         'more': {'type': 'object', 'description': 'whatever'},
+        'limits': {
+          'type': 'object',
+          'additionalProperties': {'type': 'array', 'items': {'type': 'number'}},
+          'nullable': True,
+          'description': 'per day',
+        },
+        'note': {'description': 'to the reader'},
       },
       'required': ['city'],
     },
