@@ -86,6 +86,10 @@ def list_tensors(folder: epath.Path) -> tuple[epath.Path, dict[str, str]]:
     return index, files
   path = folder / _SINGLE
   if not path.is_file():
+    if (folder / 'adapter_model.safetensors').is_file():
+      raise InputError(
+        f'{folder}: the folder contains only adapters. Export the merged model, without --adapters.'
+      )
     raise InputError(
       f'{folder}: the folder contains neither {_SINGLE} nor {_INDEX}. Weights must be in '
       'safetensors format because other formats can execute code when they are loaded.'

@@ -325,6 +325,10 @@ DAMAGES = {
     SINGLE, lambda folder: (folder / FILE).rename(folder / 'pytorch_model.bin'),
     f': the folder contains neither {FILE} nor {INDEX}. Weights must be in safetensors format',
   ),
+  'only_adapters': (
+    SINGLE, lambda folder: (folder / FILE).rename(folder / 'adapter_model.safetensors'),
+    ': the folder contains only adapters. Export the merged model, without --adapters.',
+  ),
 }  # fmt: skip
 
 
