@@ -33,7 +33,7 @@ A config file describes a run. Pass its path (`--config=configs/arithmetic.py`) 
 (`--config=arithmetic`). Override any setting on the command line:
 
 ```bash
-exgrpo train --config=configs/smoke.py --workdir=/tmp/smoke \\
+exgrpo train --config=configs/smoke.py --workdir=/tmp/quarter \\
     --config.replay.ratio=0.25 --config.seed=3
 ```
 
