@@ -75,7 +75,7 @@ _TAIL = """
 - **Slots** is the value of `--config.rollout.slots`. It differs from the config's own value if that
   many slots do not fit, or if more slots fit.
 
-Run `python docs/slices.py` to update the table.
+Run `python docs/slices.py` to update the table. It needs the extra `'.[tpu]'`, but no TPU.
 """
 _PARTS_HEAD = """
 ## Where does a step's time go?
