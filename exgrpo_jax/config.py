@@ -4,6 +4,7 @@ Every component declares a frozen `Config` whose fields are created with `settin
 states a setting's type, default, allowed values, meaning and origin in one place.
 """
 
+import contextlib
 import copy
 import dataclasses
 import difflib
@@ -132,8 +133,10 @@ def check_numbers(
   """
   import numpy as np  # not needed by `exgrpo verify`, which starts without it
 
-  if np.shape(values) in shapes:
-    numbers = np.asarray(values, float)
+  numbers = None
+  with contextlib.suppress(TypeError, ValueError):  # e.g. texts, or lists of unequal lengths
+    numbers = np.asarray(values, float) if np.shape(values) in shapes else None
+  if numbers is not None:
     is_wrong = ~((numbers >= lowest) & (numbers <= highest))
     if not is_wrong.any():
       return

@@ -39,7 +39,7 @@ def define_flags() -> None:
 
 def main(args: command_line.Args) -> None:
   """Run train's first checks on the flags, and print what was not checked."""
-  config = check_command(args.config, args.workdir)
+  config = check_command(args.config, args.workdir, has_device=False)
   if changes := check_workdir(args.config, args.workdir):
     print(changes)
   hub.recall(args.workdir)

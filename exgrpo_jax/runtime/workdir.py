@@ -229,7 +229,10 @@ def is_model(values: Mapping[str, Any]) -> bool:
 def check_no_model(place: str, folder: str) -> None:
   """Raise InputError if `folder`, called `place`, contains a model or the wrong entries."""
   check_entries(folder)
-  if os.path.exists(os.path.join(folder, 'config.json')) and is_model(read_config(folder)):
+  values = None
+  with contextlib.suppress(OSError, ValueError):  # not a model's; a run has its own error
+    values = json.loads(pathlib.Path(folder, 'config.json').read_text())
+  if isinstance(values, dict) and is_model(values):
     raise InputError(
       f"{place}: this must be a run's workdir, but it contains a Hugging Face model, such as an "
       'exported policy. Choose another folder.'

@@ -43,8 +43,13 @@ _LOGP = np.array([[-2, -1, -0.5], [-0.5, -1, -2]], np.float32)
 _LOG_RATIO = np.array([[-1, -0.5, 0], [0, 0.5, 1]], np.float32)
 
 
-def check_command(values: ConfigDict | None, workdir: str | None) -> RunConfig:
-  """Check a run's flags and config. Returns the config; raises InputError if they are invalid."""
+def check_command(
+  values: ConfigDict | None, workdir: str | None, *, has_device: bool = True
+) -> RunConfig:
+  """Check a run's flags and config. Returns the config; raises InputError if they are invalid.
+
+  Loss terms from a config file are tried on numbers only if `has_device`.
+  """
   check_given({'--config': values, '--workdir': workdir}, '--config=smoke --workdir=/tmp/smoke')
   assert values and workdir
   config = parse_config(values)
@@ -69,21 +74,21 @@ def check_command(values: ConfigDict | None, workdir: str | None) -> RunConfig:
   pool.check(config.grading, config.verifier)
   if config.environment.name:
     environments.shared_pool(config.environment).tools()
-  _check_functions(config)
+  _check_functions(config, has_device)
   return config
 
 
-def _check_functions(config: RunConfig) -> None:
+def _check_functions(config: RunConfig, has_device: bool) -> None:
   """Try out the functions that a config file may have registered."""
   objective, rule = config.objective, config.replay.trajectory_selection
   selection, optimizer_config = config.replay.question_selection, config.optimizer
   with user_code.refusing('objective.shaping', objective.shaping):
     shaping = losses.SHAPINGS[objective.shaping]
-    _try_term(shaping, (_LOGP, _LOG_RATIO), _LOGP, objective)
+    _try_term(has_device, shaping, (_LOGP, _LOG_RATIO), _LOGP, objective)
   with user_code.refusing('objective.policy_loss', objective.policy_loss):
     policy_loss, ratio = losses.POLICY_LOSSES[objective.policy_loss], np.exp(_LOG_RATIO)
     arguments = _LOGP, ratio, ratio.clip(0.8, 1.2), _LOG_RATIO[::-1], np.bool_(True)
-    _try_term(policy_loss, arguments, (_LOGP, _LOGP > 0))
+    _try_term(has_device, policy_loss, arguments, (_LOGP, _LOGP > 0))
   with user_code.refusing('replay.trajectory_selection', rule):
     if cost := trajectory_rules.RULES[rule]:
       logp = np.linspace(-0.5, -1.0, 64, dtype=np.float32)
@@ -157,11 +162,15 @@ def _first_update(config: optimizer.OptimizerConfig, params: dict[str, Any]) -> 
 
 
 def _try_term(
-  function: Callable[..., Any], arrays: Sequence[Any], template: Any, *constants: Any
+  has_device: bool,
+  function: Callable[..., Any],
+  arrays: Sequence[Any],
+  template: Any,
+  *constants: Any,
 ) -> None:
   """Try a loss term on a few tokens. Raises ValueError for wrong types, NaN or a NaN gradient."""
   _check_types(jax.eval_shape(lambda *arrays: function(*arrays, *constants), *arrays), template)
-  if getattr(function, '__module__', '') == losses.__name__:  # computing it needs a device
+  if not has_device or getattr(function, '__module__', '') == losses.__name__:
     return
 
   def total(*arrays: Any) -> jax.Array:

@@ -489,6 +489,8 @@ def test_a_function_of_a_config_file_is_tried_before_training(key, function, why
     ('replay.question_selection', [-np.inf], None),
     ('objective.baseline', [[0.0], [np.nan]], r'nan at index \[1, 0\], not a number from -1.8'),
     ('objective.baseline', [0.0, 1.0], r'not numbers of shape \[2, 4\] or \[2, 1\]'),
+    ('objective.baseline', [['a'], ['b']], 'not numbers of shape'),
+    ('objective.baseline', [[0.0], [0.0, 1.0]], 'not numbers of shape'),
     ('replay.trajectory_selection', np.nan, r'nan at index \[0\], not a number from -inf to inf'),
     ('replay.trajectory_selection', np.inf, None),
   ],
@@ -510,6 +512,13 @@ def test_an_added_function_that_returns_something_invalid_during_training_is_nam
     else:
       scores = [ReplayScores(stored, *np.zeros((4, 2), np.float32))]
       scoring.pick('mine', [[stored]], lambda _: scores, rng)
+
+
+def test_without_a_device_an_added_loss_term_is_not_computed(tmp_path, monkeypatch):
+  losses.SHAPINGS['mine'] = lambda _, log_ratio, __: jnp.log(log_ratio)
+  values = config_files.load_config('chains', {'objective.shaping': 'mine'})
+  monkeypatch.setattr(jax, 'jit', None)
+  check_command(values, str(tmp_path / 'run'), has_device=False)
 
 
 @pytest.mark.parametrize(

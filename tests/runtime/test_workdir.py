@@ -201,6 +201,12 @@ def test_any_config_may_use_the_workdir_of_a_start_that_finished_no_step(
   assert [path.name for path in tmp_path.iterdir()] == ['console.log']
 
 
+@pytest.mark.parametrize('text', ['', '3', '{"a": 1}'])
+def test_a_config_that_is_no_runs_is_ignored(config, tmp_path, text):
+  (tmp_path / 'config.json').write_text(text)
+  check_workdir(config, str(tmp_path))
+
+
 @pytest.mark.parametrize('finished', ['checkpoints/1', 'export/last'])
 def test_a_checkpoint_or_a_policy_keeps_the_workdir(config, tmp_path, finished):
   claim_workdir(config, str(tmp_path))
