@@ -28,7 +28,7 @@ class LossInputs(NamedTuple):
   """All inputs to a token's loss except the current policy; normalizers are included.
 
   Tokens may be rearranged and split into parts: the losses of the parts add up to the minibatch's
-  loss. After packing, B stands for sequences, each with several rows, instead of rows.
+  loss. After packing, B counts sequences that contain several rows each.
   """
 
   mask_BT: Array  # float32, `Batch.response_mask_BT`

@@ -253,7 +253,7 @@ def refuse(error: InputError) -> NoReturn:
 
 
 def _for_user(args: Args, error: InputError | ImportError) -> InputError:
-  """Name the flags in a message instead of the settings that they set, or a missing package."""
+  """Return the error to print, which names the flags instead of the settings that they set."""
   if isinstance(error, ImportError):
     if 'gcsfs' not in str(error):
       raise error

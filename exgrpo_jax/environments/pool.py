@@ -31,7 +31,7 @@ from exgrpo_jax.workers.pool import Failure, Worker
 
 COMMAND = workers.command('exgrpo_jax.environments.worker')
 
-_TRIAL = 'So it is 1.'  # a turn that every environment must answer
+_TRIAL = 'So it is 1.'  # a turn that a policy could write in any environment
 
 Values = Mapping[str, Any]  # a request or reply; worker.py describes them
 

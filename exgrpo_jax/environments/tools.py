@@ -165,8 +165,8 @@ def _call(text: str, key: str) -> Call:
 def describe(function: Callable[..., Any]) -> dict[str, Any]:
   """Describe a function as a JSON schema, based on its type hints and Google-style docstring.
 
-  Raises ValueError if the function has no docstring, or if a parameter has no type hint, no
-  description, or a type that JSON cannot represent, or if it cannot be passed by name.
+  Raises ValueError if the function has no docstring, or if a parameter has no type hint, has no
+  description, has a type that JSON cannot represent, or cannot be passed by name.
   """
   name = function.__name__
   purpose, descriptions, return_description = _docstring(name, inspect.getdoc(function) or '')

@@ -40,9 +40,9 @@ def opened(path: str = '', silence: float = SILENCE) -> Iterator[None]:
   """Show the current activity during the block, and append the block's output to the file `path`.
 
   The file receives standard output, standard error and the error that ends the block, without
-  terminal escape sequences, and output that nobody reads (as after `| head -1`) does not end the
-  block. If `path` is '', no file is written. With several hosts, only the first host shows and logs
-  anything. Calls must not be nested.
+  terminal escape sequences. With a file, the block continues even if nobody reads its output any
+  more, as after `| head -1`. If `path` is '', no file is written. With several hosts, only the
+  first host shows and logs anything. Calls must not be nested.
   """
   if not hosts.is_first():
     yield

@@ -20,7 +20,7 @@ from ml_collections import ConfigDict, config_flags
 
 
 def command():
-  """What to set sweep.TRAINER to."""
+  """Return the value for sweep.TRAINER that runs this module."""
   from exgrpo_jax.configs import smoke
 
   return 'tests.helpers.fake_trainer', repr(smoke.get_config().to_dict())
